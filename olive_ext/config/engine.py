@@ -1,0 +1,34 @@
+"""What a user may say about the engine: slots, chunks, threads and the form of the graph."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from olive_ext.config.base import Strict
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Auto = Literal["auto"]
+
+
+class EngineConfig(Strict):
+    """Settings of the in-package decoder runner. They change speed and memory, never the numbers."""
+
+    num_slots: PositiveInt | Auto = "auto"
+    """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
+    `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 8."""
+
+    chunk_size: PositiveInt = 256
+    """Most tokens fed in one step. A longer prompt is fed in several steps."""
+
+    graph: Literal["scoring_head", "untouched"] = "scoring_head"
+    """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities
+    computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device."""
+
+    num_threads: PositiveInt | Auto = "auto"
+    """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
+
+    session_options: dict[str, str] = Field(default_factory=dict)
+    """ONNX Runtime session configuration entries, name to value, for instance
+    {"session.intra_op.allow_spinning": "0"}."""

@@ -1,0 +1,29 @@
+"""The errors a user can cause, each a ValueError.
+
+Olive swallows every exception that is not a ValueError, TypeError, ImportError, AttributeError or AssertionError and
+exits with 0, so nothing else may leave this package for a user's mistake.
+"""
+
+
+class OliveExtError(ValueError):
+    """Base of all errors that name what a user wrote or handed over."""
+
+
+class ConfigError(OliveExtError):
+    """A setting is unknown, has a wrong value, or contradicts another one."""
+
+
+class ModelError(OliveExtError):
+    """A model's files cannot be found, read, or evaluated."""
+
+
+class ProviderError(OliveExtError):
+    """An execution provider is unknown, missing from this build, or was not used by the session."""
+
+
+class TaskError(OliveExtError):
+    """A task cannot be found or asks for something the model cannot do."""
+
+
+class RunError(OliveExtError):
+    """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
