@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from olive_ext.errors import OliveExtError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -47,6 +49,21 @@ class Request:
     tokens: tuple[int, ...]
     num_targets: int = 0
     generation: Generation | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_targets < max(1, len(self.tokens)):
+            raise OliveExtError(
+                f"a target needs a token before it: {self.num_targets} of {len(self.tokens)} are targets"
+            )
+        if self.generation is None and self.num_targets == 0:
+            raise OliveExtError("a request asks for nothing: give targets or a generation")
+        if self.generation is not None and (not self.tokens or self.generation.max_new_tokens < 1):
+            raise OliveExtError("a generation needs at least one token before it and max_new_tokens of at least 1")
+
+    @property
+    def num_positions(self) -> int:
+        """Positions it occupies at most: the last token, scored or generated, is not fed."""
+        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation else 0)
 
 
 class FinishReason(str, Enum):

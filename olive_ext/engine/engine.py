@@ -1,0 +1,130 @@
+"""Requests in, results out: plans them, drives the scheduler and the runner until nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from olive_ext.engine.plan import Plan, make_plan
+from olive_ext.engine.scheduler import Counters, Scheduler
+from olive_ext.engine.sequence import Answer
+from olive_ext.engine.step import Runner
+from olive_ext.engine.types import Request, Result
+from olive_ext.errors import OliveExtError, RunError
+
+WINDOW_PER_SLOT = 16
+"""Requests that `run_continuous` plans together, for each slot: enough to find shared prefixes, few enough to stream."""
+
+
+class Engine:
+    """Runs requests on one runner. Not thread-safe: one call at a time."""
+
+    def __init__(self, runner: Runner, chunk_size: int) -> None:
+        self.counters = Counters()
+        self._runner = runner
+        self._chunk_size = chunk_size
+        self._scheduler = self._new_scheduler()
+        self._is_closed = False
+
+    @property
+    def context_length(self) -> int:
+        """Positions that a sequence may occupy at most."""
+        return self._runner.context_length
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that have crossed from the device to the host."""
+        return self._runner.host_bytes
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
+        """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete."""
+        results: dict[int, Result] = {}
+        with _Guard(self):
+            self._admit_all(list(enumerate(requests)))
+            while self._scheduler.has_work:
+                for answer in self._step():
+                    index = answer.key
+                    assert isinstance(index, int)
+                    results[index] = answer.result()
+                    if on_result is not None:
+                        on_result(index, results[index])
+        return [results[index] for index in range(len(requests))]
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+        """`(key, result)` pairs in the order in which they complete. `items` is read as far ahead as one plan needs."""
+        source = iter(items)
+        window = WINDOW_PER_SLOT * self._runner.num_slots
+        with _Guard(self):
+            batch = list(islice(source, window))
+            while batch or self._scheduler.has_work:
+                if batch and self._scheduler.num_waiting == 0 and self._fits(batch):
+                    self._admit_all(batch)
+                    batch = list(islice(source, window))
+                for answer in self._step():
+                    yield answer.key, answer.result()
+
+    def reset(self) -> None:
+        """Forgets what is resident; the model stays open."""
+        self._scheduler = self._new_scheduler()
+
+    def close(self) -> None:
+        """Releases the model. Calling it again does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._runner.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Facts of the execution, stable in name."""
+        return {"chunk_size": self._chunk_size, "num_slots": self._runner.num_slots, **self._runner.describe()}
+
+    def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
+        """Room can only be made while nothing runs."""
+        return not self._scheduler.has_work or _positions(batch) <= self._runner.capacity
+
+    def _admit_all(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        for key, request in items:
+            _check(key, request, self.context_length)
+        before = self._runner.capacity
+        self._runner.reserve(_positions(items))
+        if self._runner.capacity != before:
+            self._scheduler = self._new_scheduler()
+        plan: Plan = make_plan(items)
+        self.counters.requests += len(items)
+        self.counters.tokens_naive += plan.tokens_naive
+        self.counters.tokens_distinct += plan.tokens_distinct
+        self._scheduler.add(plan.sequences)
+
+    def _step(self) -> list[Answer]:
+        step = self._scheduler.schedule()
+        return self._scheduler.update(step, self._runner.run(step))
+
+    def _new_scheduler(self) -> Scheduler:
+        runner = self._runner
+        return Scheduler(runner.num_slots, runner.capacity, self._chunk_size, runner.batching, self.counters)
+
+
+class _Guard:
+    """Leaves the engine usable after an interruption: what was in flight is dropped, and so is what was resident."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        if self._engine._is_closed:
+            raise RunError("this model is closed; open it again")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._engine.reset()
+
+
+def _positions(items: Iterable[tuple[Hashable, Request]]) -> int:
+    return max((request.num_positions for _, request in items), default=0)
+
+
+def _check(key: Hashable, request: Request, context_length: int) -> None:
+    if request.num_positions > context_length:
+        raise OliveExtError(
+            f"request {key!r} needs {request.num_positions} positions; the model has {context_length} (max_length)"
+        )

@@ -1,0 +1,88 @@
+"""Requests -> sequences: every distinct prefix is computed once.
+
+The inputs are sorted by their tokens. A score that is wanted inside the prefix shared with earlier inputs is read
+where that prefix is first computed. What is left, `distinct` tokens, is the number of nodes of the prefix tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.engine.sequence import Answer, Read, Sequence, TokenArray
+from olive_ext.engine.types import Request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sequences in the order in which they should be admitted, and the tokens they stand for."""
+
+    sequences: tuple[Sequence, ...]
+    tokens_naive: int
+    """Tokens if every request were fed alone."""
+
+    tokens_distinct: int
+    """Nodes of the prefix tree: the least that exact prefix sharing has to feed (generated tokens not counted)."""
+
+
+def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
+    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it."""
+    items = sorted((_input_key(request), order, key, request) for order, (key, request) in enumerate(requests))
+    sequences: list[Sequence] = []
+    owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
+    previous: TokenArray = np.empty(0, np.int32)
+    naive = distinct = 0
+    for sort_key, _, key, request in items:
+        tokens = np.frombuffer(sort_key, ">u4").astype(np.int32)
+        shared = common_prefix(previous, tokens)
+        naive += len(tokens)
+        distinct += len(tokens) - shared
+        while owners and owners[-1][0] > shared:
+            _, owner = owners.pop()
+            if (owners[-1][0] if owners else 0) < shared:
+                owners.append((shared, owner))
+        answer = Answer(key, request.num_targets, request.generation)
+        if len(tokens) > shared or request.generation:
+            sequence = _sequence(tokens, request, answer)
+            sequences.append(sequence)
+            if len(tokens) > shared:
+                owners.append((len(tokens), sequence))
+        _place_reads(request, answer, owners)
+        previous = tokens
+    return Plan(tuple(sequences), naive, distinct)
+
+
+def common_prefix(left: TokenArray, right: TokenArray) -> int:
+    """Number of leading tokens that are equal."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+def _input_key(request: Request) -> bytes:
+    """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
+    tokens = request.tokens if request.generation else request.tokens[:-1]
+    return np.array(tokens, ">u4").tobytes()
+
+
+def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
+    generation = request.generation
+    if generation is None:
+        return Sequence(tokens, len(tokens))
+    room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
+    room[: len(tokens)] = tokens
+    rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
+    return Sequence(room, len(tokens), {}, generation, answer, rng)
+
+
+def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Sequence]]) -> None:
+    first = len(request.tokens) - request.num_targets
+    place = 0
+    for target in range(request.num_targets):
+        position = first + target - 1
+        while owners[place][0] <= position:
+            place += 1
+        owners[place][1].reads.setdefault(position, []).append(Read(request.tokens[first + target], answer, target))

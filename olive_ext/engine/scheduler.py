@@ -1,0 +1,175 @@
+"""Decides what the next step computes and takes in what it found. The only writer of sequences and slots.
+
+A step is one row with several tokens, or several rows with one token each (GroupQueryAttention refuses several tokens
+behind a past in a batch). An input is computed to its end before the next sequence is admitted; decoding rows wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from olive_ext.engine.sampling import draw
+from olive_ext.engine.sequence import Answer, Sequence
+from olive_ext.engine.slots import Slots
+from olive_ext.engine.step import Batching, Copy, FloatArray, HeadRow, Row, Step, StepOutput
+from olive_ext.engine.types import FinishReason
+
+IDLE_TOKEN = 0
+
+
+@dataclass
+class Counters:
+    """What has been asked, fed and shared since the engine was opened."""
+
+    requests: int = 0
+    tokens_naive: int = 0
+    tokens_distinct: int = 0
+    tokens_generated: int = 0
+    tokens_fed: int = 0
+    steps: int = 0
+    idle_rows: int = 0
+    prefix_hits: int = 0
+    tokens_reused: int = 0
+    copies: int = 0
+
+
+class Scheduler:
+    """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
+
+    def __init__(self, num_slots: int, capacity: int, chunk_size: int, batching: Batching, counters: Counters) -> None:
+        self.slots = Slots(num_slots, capacity)
+        self._chunk_size = chunk_size
+        self._batching = batching
+        self._counters = counters
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        self._waiting.extend(sequences)
+
+    def schedule(self) -> Step:
+        """The next step; there is work left."""
+        copies = self._admit()
+        ready = list(self._running.values())
+        prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
+        if prefill or self._batching is Batching.SINGLE:
+            return self._step([prefill or ready[0]], copies)
+        return self._step(ready, copies)
+
+    def update(self, step: Step, output: StepOutput) -> list[Answer]:
+        """Takes in what `step` found; returns the answers that are now complete."""
+        self._counters.steps += 1
+        completed: list[Answer] = []
+        targets = iter(zip(step.targets, output.target_logprobs.tolist(), strict=True))
+        samples = iter(output.sample_logits_KV)
+        greedy = iter(output.greedy_ids.tolist())
+        for row in step.rows:
+            sequence = self._running.get(row.slot)
+            if sequence is None:
+                self._counters.idle_rows += 1
+                continue
+            self._counters.tokens_fed += len(row.tokens)
+            for position in _wanted(sequence, len(row.tokens)):
+                best = next(greedy)
+                for read in sequence.reads.get(position, ()):
+                    (_, token), logprob = next(targets)
+                    read.answer.put_score(read.target, logprob, best == token)
+                    if read.answer.is_complete:
+                        completed.append(read.answer)
+                if sequence.wants_next(position):
+                    self._append(sequence, best if sequence.rng is None else _draw(sequence, next(samples)))
+            sequence.computed += len(row.tokens)
+            self.slots.extend(row.slot, row.tokens)
+            self._retire(sequence, completed)
+        return completed
+
+    def _admit(self) -> tuple[Copy, ...]:
+        if not self._waiting or not self.slots.has_free:
+            return ()
+        if any(not sequence.is_input_computed for sequence in self._running.values()):
+            return ()
+        sequence = self._waiting.popleft()
+        taken = self.slots.take(sequence.tokens, sequence.first_read())
+        sequence.slot, sequence.computed = taken.slot, taken.shared
+        self._running[taken.slot] = sequence
+        self._counters.prefix_hits += taken.shared > 0
+        self._counters.tokens_reused += taken.shared
+        self._counters.copies += taken.copy is not None
+        return (taken.copy,) if taken.copy else ()
+
+    def _step(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> Step:
+        rows = {sequence.slot: self._row(sequence) for sequence in sequences}
+        slots = self._span(sorted(rows))
+        heads: list[HeadRow] = []
+        targets: list[tuple[int, int]] = []
+        samples: list[int] = []
+        for place, slot in enumerate(slots):
+            if slot not in rows:
+                continue
+            sequence = self._running[slot]
+            for position in _wanted(sequence, len(rows[slot].tokens)):
+                targets.extend((len(heads), read.token) for read in sequence.reads.get(position, ()))
+                if sequence.rng is not None and sequence.wants_next(position):
+                    samples.append(len(heads))
+                heads.append(HeadRow(place, position - sequence.computed))
+        filled = tuple(rows.get(slot) or Row(slot, self.slots.length(slot), (IDLE_TOKEN,)) for slot in slots)
+        return Step(filled, tuple(heads), tuple(targets), tuple(samples), copies)
+
+    def _span(self, slots: list[int]) -> list[int]:
+        """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
+        if len(slots) == 1:
+            return slots
+        if self._batching is Batching.POOL:
+            return list(range(self.slots.num_slots))
+        return list(range(slots[0], slots[-1] + 1))
+
+    def _row(self, sequence: Sequence) -> Row:
+        start = sequence.computed
+        stop = min(sequence.end, start + self._chunk_size)
+        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()))
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        generation, answer = sequence.generation, sequence.answer
+        assert generation is not None and answer is not None
+        if token in generation.stop_ids:
+            answer.finish_reason = FinishReason.STOP_ID
+            return
+        answer.generated.append(token)
+        self._counters.tokens_generated += 1
+        if generation.is_finished is not None and generation.is_finished(answer.generated):
+            answer.finish_reason = FinishReason.STOPPED
+        elif len(answer.generated) >= generation.max_new_tokens:
+            answer.finish_reason = FinishReason.LENGTH
+        else:
+            sequence.tokens[sequence.end] = token
+            sequence.end += 1
+
+    def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
+        if sequence.pending:
+            return
+        del self._running[sequence.slot]
+        self.slots.release(sequence.slot)
+        if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
+            completed.append(sequence.answer)
+
+
+def _wanted(sequence: Sequence, num_tokens: int) -> Iterator[int]:
+    """Positions among the next `num_tokens` whose distribution is read, in order."""
+    for position in range(sequence.computed, sequence.computed + num_tokens):
+        if position in sequence.reads or sequence.wants_next(position):
+            yield position
+
+
+def _draw(sequence: Sequence, logits_V: FloatArray) -> int:
+    assert sequence.generation is not None and sequence.rng is not None
+    return draw(logits_V, sequence.generation.sampling, sequence.rng)

@@ -1,0 +1,84 @@
+"""The rows of the KV cache as the scheduler sees them: which tokens each holds, and who has taken it.
+
+slot 0   7 3 9 4 1 .  busy      take(7 3 9 8):  slot 2 is free and shares 2 tokens, slot 0 is busy and shares 3
+slot 1   5 5 . . . .  free      -> slot 2 is taken, 3 tokens are copied into it from slot 0, then 8 is fed
+slot 2   7 3 2 . . .  free
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.engine.plan import common_prefix
+from olive_ext.engine.sequence import TokenArray
+from olive_ext.engine.step import Copy
+
+MIN_COPY = 16
+"""Positions that a copy from a busy slot must save; below that feeding the tokens costs less than the copy."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The slot taken, how many of the wanted tokens are resident there, and the copy that makes them so."""
+
+    slot: int
+    shared: int
+    copy: Copy | None
+
+
+class Slots:
+    """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
+
+    def __init__(self, num_slots: int, capacity: int) -> None:
+        self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
+        self._lengths = [0] * num_slots
+        self._released = [0] * num_slots
+        self._clock = 0
+        self._busy: set[int] = set()
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def has_free(self) -> bool:
+        return len(self._busy) < self.num_slots
+
+    def length(self, slot: int) -> int:
+        return self._lengths[slot]
+
+    def is_busy(self, slot: int) -> bool:
+        return slot in self._busy
+
+    def take(self, tokens: TokenArray, limit: int) -> Taken:
+        """Takes the free slot that shares the longest prefix of `tokens[:limit]`, the longest unused one among equals."""
+        shared = [common_prefix(self._resident(slot), tokens[:limit]) for slot in range(self.num_slots)]
+        free = [slot for slot in range(self.num_slots) if slot not in self._busy]
+        slot = min(free, key=lambda s: (-shared[s], self._released[s], s))
+        source = max(self._busy, key=lambda s: shared[s], default=slot)
+        copy = None
+        if shared[source] >= shared[slot] + MIN_COPY:
+            copy = Copy(source, slot, shared[source])
+        length = shared[source] if copy else shared[slot]
+        self._tokens_SP[slot, :length] = tokens[:length]
+        self._lengths[slot] = length
+        self._busy.add(slot)
+        return Taken(slot, length, copy)
+
+    def extend(self, slot: int, tokens: tuple[int, ...]) -> None:
+        """Notes that `tokens` are now resident behind what the slot held."""
+        start = self._lengths[slot]
+        self._lengths[slot] = start + len(tokens)
+        self._tokens_SP[slot, start : start + len(tokens)] = tokens
+
+    def release(self, slot: int) -> None:
+        """Frees the slot. One position stays unused, where an idle row of a later step may write."""
+        self._busy.remove(slot)
+        self._clock += 1
+        self._released[slot] = self._clock
+        self._lengths[slot] = min(self._lengths[slot], self._tokens_SP.shape[1] - 1)
+
+    def _resident(self, slot: int) -> TokenArray:
+        return self._tokens_SP[slot, : self._lengths[slot]]

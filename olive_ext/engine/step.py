@@ -1,0 +1,107 @@
+"""What the scheduler hands to a runner and what comes back: integers out, small arrays in.
+
+Axes: R head rows of a step, T targets, K sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+class Batching(str, Enum):
+    """Which slots one step may decode together."""
+
+    SINGLE = "single"
+    """One row a step."""
+
+    RANGE = "range"
+    """Neighbouring slots; a gap between two rows is filled with an idle row."""
+
+    POOL = "pool"
+    """All slots; those that are not decoding are idle rows."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The first `length` positions of slot `source` are copied to slot `target` before the rows run."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """`tokens` are fed behind the `past` positions resident in `slot`."""
+
+    slot: int
+    past: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """The row and the offset in its tokens whose next-token distribution is asked for."""
+
+    row: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: `rows` of one length, the `heads` to read, `targets` (head, token id), `samples` (head)."""
+
+    rows: tuple[Row, ...]
+    heads: tuple[HeadRow, ...] = ()
+    targets: tuple[tuple[int, int], ...] = ()
+    samples: tuple[int, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """`target_logprobs[T]` in nats, `greedy_ids[R]`, `sample_logits_KV` in fp32."""
+
+    target_logprobs: FloatArray
+    greedy_ids: IntArray
+    sample_logits_KV: FloatArray
+
+
+class Runner(Protocol):
+    """Executes steps over `num_slots` KV slots of `capacity` positions each."""
+
+    @property
+    def batching(self) -> Batching: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that have crossed from the device to the host so far."""
+        ...
+
+    def reserve(self, positions: int) -> None:
+        """Makes every slot hold `positions`; what is resident is lost when that changes `capacity`."""
+        ...
+
+    def run(self, step: Step) -> StepOutput: ...
+
+    def describe(self) -> Mapping[str, Any]: ...
+
+    def close(self) -> None: ...

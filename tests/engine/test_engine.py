@@ -1,0 +1,220 @@
+"""The engine over a fake runner equals the naive oracle, and feeds no more than the distinct prefixes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.step import Batching
+from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling
+from olive_ext.errors import OliveExtError
+from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
+
+TOKENS = st.integers(0, 3)
+STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=4)
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> list[Request]:
+    stems = draw(STEMS)
+    requests = []
+    for _ in range(draw(st.integers(0, 12))):
+        tokens = tuple(draw(st.sampled_from(stems)) + draw(st.lists(TOKENS, max_size=8)))
+        num_targets = draw(st.integers(0, len(tokens) - 1))
+        generation = None
+        if num_targets == 0 or draw(st.booleans()):
+            stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
+            limit = draw(st.integers(1, 9))
+            is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
+            generation = Generation(draw(st.integers(1, 9)), stop_ids, is_finished=is_finished)
+        requests.append(Request(tokens, num_targets, generation))
+    return requests
+
+
+def _assert_equal(found: Result, expected: Result) -> None:
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert (found.is_greedy, found.tokens, found.finish_reason) == (
+        expected.is_greedy,
+        expected.tokens,
+        expected.finish_reason,
+    )
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    calls=st.lists(_requests(), min_size=1, max_size=3),
+    num_slots=st.integers(1, 8),
+    chunk_size=st.integers(1, 40),
+    batching=st.sampled_from(Batching),
+)
+def test_run_equals_oracle_for_any_requests_slots_and_chunks(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+) -> None:
+    engine = Engine(FakeRunner(num_slots, batching), chunk_size)
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            _assert_equal(found, oracle(request))
+
+
+@settings(max_examples=300, deadline=None)
+@given(requests=_requests(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
+def test_run_continuous_equals_oracle_under_the_callers_keys(
+    requests: list[Request], num_slots: int, batching: Batching
+) -> None:
+    engine = Engine(FakeRunner(num_slots, batching), 7)
+    keys = [f"key {i}" for i in range(len(requests))]
+    results = dict(engine.run_continuous(zip(keys, requests, strict=True)))
+    assert set(results) == set(keys)
+    for key, request in zip(keys, requests, strict=True):
+        _assert_equal(results[key], oracle(request))
+
+
+@settings(max_examples=500, deadline=None)
+@given(requests=_requests(), chunk_size=st.integers(1, 40), num_slots=st.integers(1, 8))
+def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, num_slots: int) -> None:
+    scored = [Request(request.tokens, request.num_targets) for request in requests if request.num_targets]
+    engine = Engine(FakeRunner(num_slots, Batching.RANGE), chunk_size)
+    engine.run(scored)
+    inputs = {request.tokens[:end] for request in scored for end in range(1, len(request.tokens))}
+    assert engine.counters.tokens_distinct == len(inputs)
+    assert engine.counters.tokens_fed == len(inputs)
+    assert engine.counters.tokens_naive == sum(len(request.tokens) - 1 for request in scored)
+
+
+def _shaped(kind: str) -> list[Request]:
+    """Requests in the shape of HellaSwag (4 long endings), MMLU (4 one-token answers), ARC (25 shots, 4 answers)."""
+    rng = random.Random(0)
+    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
+    shots = {"hellaswag": 0, "mmlu": 120, "arc": 300}[kind]
+    ending = {"hellaswag": (10, 40), "mmlu": (1, 1), "arc": (1, 12)}[kind]
+    prefix = words(shots)
+    requests = []
+    for _ in range(25):
+        context = prefix + words(rng.randint(15, 60))
+        for _ in range(4):
+            target = words(rng.randint(*ending))
+            requests.append(Request(context + target, len(target)))
+    return requests
+
+
+@pytest.mark.parametrize("kind", ["hellaswag", "mmlu", "arc"])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
+def test_benchmark_shapes_stay_at_the_prefix_tree_bound(kind: str, num_slots: int) -> None:
+    requests = _shaped(kind)
+    engine = Engine(FakeRunner(num_slots, Batching.RANGE), 256)
+    engine.run(requests)
+    counters = engine.counters
+    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct + len(requests)
+    assert counters.tokens_naive > 1.5 * counters.tokens_fed
+
+
+def test_later_call_reuses_what_an_earlier_one_left_resident() -> None:
+    engine = Engine(FakeRunner(1, Batching.RANGE), 256)
+    stem = tuple(range(20))
+    engine.run([Request((*stem, 1, 2), 1)])
+    engine.run([Request((*stem, 3, 2), 1)])
+    assert engine.counters.tokens_fed == 21 + 1
+    assert engine.counters.prefix_hits == 1
+
+
+def test_generations_with_a_shared_prompt_copy_it_between_slots() -> None:
+    prompt = tuple(range(20)) * 3
+    runner = FakeRunner(4, Batching.RANGE)
+    engine = Engine(runner, 256)
+    engine.run([Request((*prompt, last), 0, Generation(8)) for last in range(4)])
+    assert engine.counters.copies == 3
+    assert engine.counters.tokens_fed <= 60 + 4 + 4 * 7
+
+
+def test_generations_are_decoded_together_and_retired_one_by_one() -> None:
+    runner = FakeRunner(3, Batching.RANGE)
+    engine = Engine(runner, 256)
+    engine.run([Request((i, i + 1), 0, Generation(length)) for i, length in enumerate((3, 6, 9))])
+    assert max(len(step.rows) for step in runner.steps) == 3
+    assert len(runner.steps) < 3 + 6 + 9
+    assert engine.counters.tokens_generated == 18
+
+
+def test_sampling_is_reproducible_by_seed_and_differs_between_seeds() -> None:
+    def draw(seed: int) -> tuple[int, ...]:
+        engine = Engine(FakeRunner(2, Batching.RANGE), 8)
+        return engine.run([Request((1, 2), 0, Generation(12, sampling=Sampling(1.0, seed=seed)))])[0].tokens
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_interrupted_run_leaves_the_engine_usable() -> None:
+    engine = Engine(FakeRunner(2, Batching.RANGE), 4)
+    requests = [Request(tuple(range(i, i + 9)), 3) for i in range(6)]
+
+    def interrupt(index: int, result: Result) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(requests, interrupt)
+    for found, request in zip(engine.run(requests), requests, strict=True):
+        _assert_equal(found, oracle(request))
+
+
+def test_run_continuous_reads_ahead_only_one_window() -> None:
+    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    pulled = []
+
+    def source() -> object:
+        for i in range(200):
+            pulled.append(i)
+            yield i, Request((1, i % VOCAB, 2), 1)
+
+    next(iter(engine.run_continuous(source())))  # type: ignore[arg-type]
+    assert len(pulled) <= 32
+
+
+def test_empty_call_gives_empty_list() -> None:
+    assert Engine(FakeRunner(1, Batching.SINGLE), 4).run([]) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_targets", "generation"),
+    [((), 0, None), ((1,), 1, None), ((1, 2), 0, None), ((), 0, Generation(3)), ((1,), 0, Generation(0))],
+)
+def test_request_without_sense_is_refused(tokens: tuple[int, ...], num_targets: int, generation: Generation) -> None:
+    with pytest.raises(OliveExtError):
+        Request(tokens, num_targets, generation)
+
+
+def test_request_longer_than_the_context_is_refused_by_number() -> None:
+    engine = Engine(FakeRunner(1, Batching.SINGLE, context_length=8), 4)
+    with pytest.raises(OliveExtError, match="needs 9 positions; the model has 8"):
+        engine.run([Request(tuple(range(10)), 1)])
+
+
+def test_closed_engine_refuses_to_run_and_closes_twice() -> None:
+    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    engine.close()
+    engine.close()
+    with pytest.raises(OliveExtError, match="closed"):
+        engine.run([Request((1, 2), 1)])
+
+
+def test_finish_reasons_say_why() -> None:
+    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    first = oracle(Request((1, 2), 0, Generation(1))).tokens[0]
+    results = engine.run(
+        [
+            Request((1, 2), 0, Generation(2)),
+            Request((1, 2), 0, Generation(2, frozenset({first}))),
+            Request((1, 2), 0, Generation(2, is_finished=lambda tokens: True)),
+            Request((1, 2), 1),
+        ]
+    )
+    assert [result.finish_reason for result in results] == [
+        FinishReason.LENGTH,
+        FinishReason.STOP_ID,
+        FinishReason.STOPPED,
+        FinishReason.SCORED,
+    ]
