@@ -1,7 +1,21 @@
 """What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs."""
 
+from olive_ext.config.accepts import accepts
 from olive_ext.config.base import Strict
 from olive_ext.config.engine import EngineConfig
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, ModelConfig
+from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
-__all__ = ["EngineConfig", "EvaluationConfig", "EvaluationSettings", "ModelConfig", "Strict"]
+__all__ = [
+    "EVALUATOR_TYPE",
+    "PASS_TYPE",
+    "SCHEMA_KINDS",
+    "EngineConfig",
+    "EvaluationConfig",
+    "EvaluationSettings",
+    "ModelConfig",
+    "SchemaKind",
+    "Strict",
+    "accepts",
+    "schema",
+]

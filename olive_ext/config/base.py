@@ -8,12 +8,42 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
+from olive_ext.config.accepts import accepts
 from olive_ext.errors import ConfigError
+
+_TASK_FILES = (".yaml", ".yml")
+
+
+def word(value: Any) -> Any:
+    """Gives back the word that Olive made an absolute path of.
+
+    Before it runs a recipe Olive replaces every text that is also the name of a file or folder in the working
+    directory by its absolute path: the task "mmlu" or the provider "cuda" where such a folder exists. Paths of YAML
+    files, which tasks may be, stay.
+    """
+    if not isinstance(value, str) or value.lower().endswith(_TASK_FILES):
+        return value
+    path = Path(value)
+    return path.name if path.is_absolute() and path.exists() else value
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
+    return value
+
+
+Word = Annotated[str, BeforeValidator(word)]
+Auto = Annotated[Literal["auto"], BeforeValidator(word)]
+Int = Annotated[int, BeforeValidator(_not_bool)]
+PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_not_bool)]
+NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(_not_bool)]
 
 
 class Strict(BaseModel):
@@ -23,31 +53,65 @@ class Strict(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """Validates `values`; raises `ConfigError` with every problem, each naming key, value and what is accepted."""
+        """Validates `values`; raises `ConfigError` with every problem, each naming key, value and what is accepted.
+
+        `where` is put before each key, for instance "evaluators.mine".
+        """
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            problems = [_problem(cls, dict(item), where) for item in error.errors()]
+            problems = [_problem(cls, dict(item), where, values) for item in error.errors()]
             raise ConfigError("; ".join(dict.fromkeys(problems))) from error
 
 
-def _problem(model: type[BaseModel], item: dict[str, Any], where: str) -> str:
-    path = [str(part) for part in item["loc"]]
-    key = ".".join([where, *path] if where else path)
+def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> str:
+    """One sentence for one entry of pydantic's report; all entries about one field give the same sentence.
+
+    Behind the field `loc` goes on with the branch of a union and the place inside a list, an entry for each branch
+    that was tried; the sentence is about the whole field instead.
+    """
+    owner, names = _locate(model, item["loc"])
+    key = ".".join([where, *names] if where else names)
+    if item["type"] == "missing":
+        return f"missing key '{key}'"
     if item["type"] == "extra_forbidden":
-        known = _fields_at(model, path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"unknown key '{key}': {hint}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"'{key}' = {item['input']!r}: {message}" if key else message
+        return f"unknown key '{key}': {_hint(names[-1], owner)}"
+    if not names:
+        message = item["msg"].removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    value: Any = values
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else item["input"]
+    field = owner.model_fields[names[-1]]
+    return f"'{key}' = {_short(value)}: give {accepts(field)}"
 
 
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    current: type[BaseModel] = model
-    for part in path:
-        field = current.model_fields.get(part)
-        annotation = field.annotation if field else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            current = annotation
-    return list(current.model_fields)
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:
+    """The keys on the way to the field that `loc` is about, and the model that owns the last of them."""
+    names: list[str] = []
+    for part in loc:
+        names.append(str(part))
+        nested = nested_model(model, names[-1])
+        if nested is None or len(names) == len(loc):
+            break
+        model = nested
+    return model, names
+
+
+def nested_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model that field `name` of `model` holds; None where it holds something else or does not exist."""
+    field = model.model_fields.get(name)
+    annotation = field.annotation if field else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _short(value: Any, width: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def _hint(key: str, model: type[BaseModel]) -> str:
+    known = sorted(model.model_fields)
+    inside = [f"{name}.{key}" for name in known if key in getattr(nested_model(model, name), "model_fields", {})]
+    near = inside or difflib.get_close_matches(key, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"

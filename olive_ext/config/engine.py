@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import Strict
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Auto = Literal["auto"]
+from olive_ext.config.base import Auto, PositiveInt, Strict, word
 
 
 class EngineConfig(Strict):
@@ -22,7 +19,7 @@ class EngineConfig(Strict):
     chunk_size: PositiveInt = 256
     """Most tokens fed in one step. A longer prompt is fed in several steps."""
 
-    graph: Literal["scoring_head", "untouched"] = "scoring_head"
+    graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities
     computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device."""
 

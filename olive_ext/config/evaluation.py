@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
-from olive_ext.config.base import Strict
-from olive_ext.config.engine import Auto, EngineConfig, PositiveInt
+from olive_ext.config.base import Int, NonNegativeInt, PositiveInt, Strict, Word, word
+from olive_ext.config.engine import EngineConfig
 
-ProviderName = str
-ProviderOptions = dict[str, str | int | float | bool]
+ProviderName = Word
+ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
 ProviderRequest = ProviderName | list[ProviderName | tuple[ProviderName, ProviderOptions]]
-Limit = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)]
+Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+BatchSize = PositiveInt | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 
 
 class ModelConfig(Strict):
@@ -40,14 +42,14 @@ class EvaluationSettings(Strict):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
     their names and meanings."""
 
-    tasks: Annotated[list[str | dict[str, Any]], Field(min_length=1)]
+    tasks: Annotated[list[Word | dict[str, Any]], Field(min_length=1)]
     """lm-eval tasks: registered names, paths of task YAML files, inline task definitions; `size_on_disk` adds the
     model's size in bytes."""
 
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
-    batch_size: PositiveInt | Annotated[str, Field(pattern=r"^(auto(:\d+)?|\d+)$")] = "auto"
+    batch_size: BatchSize = "auto"
     """Sequences decoded together. "auto" (also "auto:N") lets the engine choose from the free memory."""
 
     max_length: PositiveInt | None = None
@@ -67,20 +69,20 @@ class EvaluationSettings(Strict):
     allow_cpu_fallback: bool = False
     """With true a provider that is missing or was dropped by ONNX Runtime is a warning, and the CPU runs the model."""
 
-    device: str | None = None
+    device: Word | None = None
     """Torch device of a Hugging Face baseline ("cpu", "cuda:0"). None takes what Olive hands over."""
 
-    model_class: Literal["hf", "ort", "ortgenai"] | None = None
+    model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
     the Hugging Face baseline. None tells by the model."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
 
-    num_fewshot: Annotated[int, Field(ge=0)] | None = None
+    num_fewshot: NonNegativeInt | None = None
     """Examples in the prompt. None takes each task's own number."""
 
-    apply_chat_template: bool | str = False
+    apply_chat_template: bool | Word = False
     """Wraps requests in the tokenizer's chat template; a string names one of several templates."""
 
     system_instruction: str | None = None
@@ -95,10 +97,10 @@ class EvaluationSettings(Strict):
     include_path: str | list[str] | None = None
     """Folders with your own task YAML files."""
 
-    bootstrap_iters: Annotated[int, Field(ge=0)] = 100000
+    bootstrap_iters: NonNegativeInt = 100000
     """Resamples for the error bars that have no formula; 0 leaves those out."""
 
-    sample_log_num: Annotated[int, Field(ge=0)] = 0
+    sample_log_num: NonNegativeInt = 0
     """Documents of each task whose questions and answers are logged as JSON lines."""
 
     sample_log_dir: str | None = None
@@ -111,11 +113,17 @@ class EvaluationSettings(Strict):
     output_dir: str | None = None
     """Folder for report.json and report.md. None writes none."""
 
-    seed: int = 0
+    seed: Int = 0
     """Seed of few-shot sampling and of sampled generation."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.fewshot_as_multiturn and self.apply_chat_template is False:
+            raise ValueError("'fewshot_as_multiturn' needs 'apply_chat_template'")
+        return self
 
 
 class EvaluationConfig(EvaluationSettings):

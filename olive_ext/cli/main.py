@@ -1,0 +1,78 @@
+"""The entry point: runs a command and turns its end into an exit status and at most one line on stderr."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from olive_ext.cli.parser import UsageError, build_parser
+from olive_ext.errors import OliveExtError
+
+OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 1 for any other failure.
+
+    With OLIVE_EXT_DEBUG=1 the traceback precedes the line.
+    """
+    try:
+        with _warnings_on_stderr():
+            return _command(list(sys.argv[1:] if argv is None else argv))
+    except (UsageError, OliveExtError) as error:
+        return _end(f"error: {error}", USER_ERROR)
+    except KeyboardInterrupt:
+        return _end("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout has gone, as in `olive-ext schema | head`: keep Python from failing again as it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - the last place that can make one line of it
+        hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
+        return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
+
+
+def _command(argv: list[str]) -> int:
+    if argv[:1] == ["run"]:  # Olive parses the arguments, --help too
+        from olive_ext.workflow import cli_run
+
+        return cli_run(argv[1:])
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as end:  # --help and --version
+        return int(end.code or OK)
+    from olive_ext.cli.commands import COMMAND_FUNCTIONS
+
+    status = COMMAND_FUNCTIONS[arguments.command](arguments)
+    sys.stdout.flush()
+    return status
+
+
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """Shows this package's own warnings, a line each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("olive-ext: %(levelname)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("olive_ext")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _end(message: str, status: int) -> int:
+    if _is_debug():
+        traceback.print_exc()
+    sys.stderr.write(f"olive-ext: {' '.join(message.split())}\n")
+    return status
+
+
+def _is_debug() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")

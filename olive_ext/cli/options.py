@@ -1,0 +1,156 @@
+"""The options of the command line: each is one configuration key, whose docstring is its help.
+
+The parser and docs/reference/cli.md are both made from this table. Values stay text here; the configuration validates
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
+
+Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """`form` says how the text becomes the value of `key`.
+
+    value: as it is; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
+    optional: true, or the word behind it; arguments: k=v,k=v.
+    """
+
+    flag: str
+    key: str
+    metavar: str = ""
+    form: Form = "value"
+    for_check: bool = False
+
+    @property
+    def help(self) -> str:
+        return description(self.key)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("--tasks", "tasks", "A,B", "commas"),
+    Option("--include-path", "include_path", "DIR", "names"),
+    Option("--limit", "limit", "N"),
+    Option("--num-fewshot", "num_fewshot", "K"),
+    Option("--batch-size", "batch_size", "B", for_check=True),
+    Option("--max-length", "max_length", "N", for_check=True),
+    Option("--provider", "execution_provider", "NAME", "names", for_check=True),
+    Option("--provider-option", "provider_options", "K=V", "pairs", for_check=True),
+    Option("--provider-library", "provider_libraries", "NAME=PATH", "pairs", for_check=True),
+    Option("--allow-cpu-fallback", "allow_cpu_fallback", form="flag", for_check=True),
+    Option("--apply-chat-template", "apply_chat_template", "NAME", "optional"),
+    Option("--system-instruction", "system_instruction", "S"),
+    Option("--fewshot-as-multiturn", "fewshot_as_multiturn", form="flag"),
+    Option("--gen-kwargs", "gen_kwargs", "K=V,...", "arguments"),
+    Option("--use-cache", "use_cache", "PATH"),
+    Option("--sample-log-num", "sample_log_num", "N"),
+    Option("--seed", "seed", "N"),
+    Option("--output", "output_dir", "DIR"),
+    Option("--kind", "model.kind", "KIND", for_check=True),
+    Option("--tokenizer", "model.tokenizer", "PATH", for_check=True),
+    Option("--onnx-file-name", "model.onnx_file_name", "FILE", for_check=True),
+)
+SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
+
+
+def description(key: str) -> str:
+    """The docstring of the configuration key, on one line."""
+    model: Any = EvaluationConfig
+    *parents, name = key.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    return " ".join((model.model_fields[name].description or "").split())
+
+
+def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+    """Adds the options and `--set`; absent ones leave no trace in the namespace."""
+    for option in options:
+        parser.add_argument(
+            option.flag,
+            dest=option.key,
+            help=option.help.replace("%", "%%"),
+            default=argparse.SUPPRESS,
+            **_argparse_form(option),
+        )
+    parser.add_argument(
+        "--set", dest="set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP
+    )
+
+
+def _argparse_form(option: Option) -> dict[str, Any]:
+    if option.form == "flag":
+        return {"action": "store_true"}
+    forms: dict[str, dict[str, Any]] = {
+        "names": {"nargs": "+", "action": "extend"},
+        "pairs": {"action": "append"},
+        "optional": {"nargs": "?", "const": True},
+    }
+    return {"metavar": option.metavar, **forms.get(option.form, {})}
+
+
+def written_values(arguments: argparse.Namespace, model: str | None = None) -> dict[str, Any]:
+    """The configuration's keys as written, nested; `--set` comes last. Raises `ConfigError` for a malformed pair."""
+    values: dict[str, Any] = {} if model is None else {"model": {"path": model}}
+    given = vars(arguments)
+    for option in OPTIONS:
+        if option.key in given:
+            _put(values, option.key, _value(option, given[option.key]), option.flag)
+    for text in given.get("set", ()):
+        key, value = _pair(text, "--set")
+        _put(values, key, _json_or_text(value), "--set")
+    return values
+
+
+def _value(option: Option, given: Any) -> Any:
+    if option.form == "commas":
+        return [part.strip() for part in given.split(",") if part.strip()]
+    if option.form == "pairs":
+        return dict(_pair(text, option.flag) for text in given)
+    if option.form == "arguments":
+        return dict(_arguments(given, option.flag))
+    return given
+
+
+def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("{"):
+        try:
+            yield from json.loads(text).items()
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"'{flag}' = {text!r}: not valid JSON ({error.msg})") from error
+        return
+    for part in text.split(","):
+        key, value = _pair(part, flag)
+        yield key.strip(), _json_or_text(value.strip())
+
+
+def _pair(text: str, flag: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"'{flag}' = {text!r}: give NAME=VALUE")
+    return key, value
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
+    *parents, name = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{flag}' = '{key}': '{parent}' holds no further keys")
+    values[name] = value

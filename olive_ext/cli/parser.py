@@ -1,0 +1,55 @@
+"""The argument parser of `olive-ext`. Knows the commands, not what they do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from olive_ext import __version__
+from olive_ext.cli.options import OPTIONS, add_options
+from olive_ext.config import SCHEMA_KINDS
+
+ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
+COMMANDS = {
+    "evaluate": "Evaluate one model with lm-eval tasks.",
+    "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
+    "check": "Say what a recipe or a model resolves to, without running it.",
+    "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
+}
+MODEL_HELP = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
+TARGET_HELP = "A recipe (.json, .yaml, .yml), or a model as for `evaluate`."
+VERIFY_HELP = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
+RUN_HELP = "Arguments of `olive run`, for instance --config recipe.json."
+SCHEMA_HELP = "Which schema; recipe by default."
+
+
+class UsageError(Exception):
+    """The command line itself is wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing the usage and exiting: the caller prints one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see '{self.prog} --help')")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; `arguments.command` names the command."""
+    parser = _Parser(prog="olive-ext", description=ABOUT, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"olive-ext {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    made = {
+        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        for name, text in COMMANDS.items()
+    }
+    made["evaluate"].add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_options(made["evaluate"], OPTIONS)
+    made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
+    made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
+    made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)
+    add_options(made["check"], [option for option in OPTIONS if option.for_check])
+    made["schema"].add_argument(
+        "kind", metavar="|".join(SCHEMA_KINDS), nargs="?", choices=SCHEMA_KINDS, default="recipe", help=SCHEMA_HELP
+    )
+    return parser

@@ -1,0 +1,124 @@
+"""What an evaluation found: plain data, and its form as strict JSON. Knows neither lm-eval nor Olive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of one task."""
+
+    task: str
+    metric: str
+    """lm-eval's name without the filter, for instance "acc" or "word_perplexity"."""
+
+    filter: str
+    """lm-eval's filter, "none" where the task has none."""
+
+    value: float
+    stderr: float | None = None
+    """Standard error of `value`; None where lm-eval gives none."""
+
+    higher_is_better: bool = True
+    n: int | None = None
+    """Documents scored; None where the number does not come from documents."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole evaluation. Everything but `metrics` is JSON-like data for the reader of report.json."""
+
+    metrics: tuple[Metric, ...]
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """lm-eval's own results, as its `simple_evaluate` returns them, without the samples."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Path, kind, graph hash, KV layout, tokenizer."""
+
+    providers: tuple[Mapping[str, Any], ...] = ()
+    """Execution providers in use, in order: name, device, options, origin. Empty for a Hugging Face baseline."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Distribution name to version."""
+
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's counters, and `seconds`."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration as written."""
+
+    created: str = ""
+    """ISO 8601 time with time zone."""
+
+
+def metric_key(metric: Metric, several_filters: bool) -> str:
+    """Olive's key of a metric, `<task>-<metric>`; with `,<filter>` as lm-eval writes it where a task has several."""
+    suffix = f",{metric.filter}" if several_filters else ""
+    return f"{metric.task}-{metric.metric}{suffix}"
+
+
+def has_several_filters(report: Report, task: str) -> bool:
+    """Whether some metric of `task` comes once for each of several filters."""
+    seen = [found.metric for found in report.metrics if found.task == task]
+    return len(seen) > len(set(seen))
+
+
+def to_json(report: Report) -> str:
+    """Strict JSON, which has no NaN: NaN becomes null, infinities the strings "Infinity" and "-Infinity"."""
+    return json.dumps(plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> Report:
+    """The report that `to_json` wrote. Numbers of `metrics` come back as they were, NaN in other places as None."""
+    values = json.loads(text)
+    metrics = tuple(Metric(**{**item, "value": _number(item["value"])}) for item in values.pop("metrics"))
+    providers = tuple(values.pop("providers", ()))
+    return Report(metrics=metrics, providers=providers, **values)
+
+
+def _number(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON types only: numpy's scalars and arrays, paths, enums, sets, dataclasses, functions included."""
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Set):
+        return sorted((plain(item) for item in value), key=str)
+    return _foreign(value)
+
+
+def _finite(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _foreign(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
+        return plain(value.tolist())
+    if hasattr(value, "model_dump"):  # pydantic
+        return plain(value.model_dump())
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__name__
+    return str(value)
