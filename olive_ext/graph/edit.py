@@ -1,0 +1,148 @@
+"""Adds nodes to a graph under names that collide with nothing in it, and removes what is no longer needed.
+
+Knows ONNX's operator versions, but not what is being built.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from olive_ext.errors import ModelError
+
+OLDEST_OPSET = 11
+"""Negative indices in Gather, which everything here relies on, came with opset 11."""
+
+_AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18}
+"""Reductions used here, and the opset since which their axes are an input instead of an attribute."""
+
+
+class NodeWriter:
+    """Appends nodes to `graph` in place; every method answers with the name of the value it made."""
+
+    def __init__(self, graph: onnx.GraphProto, opset: int, prefix: str) -> None:
+        if opset < OLDEST_OPSET:
+            raise ModelError(f"the graph's opset is {opset}; {OLDEST_OPSET} or later is needed")
+        self._graph = graph
+        self._opset = opset
+        self._prefix = prefix
+        self._names = set(all_names(graph))
+
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        """A new node of the default domain with one output, named `output` where given."""
+        name = self._fresh(op)
+        self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
+        return output or name
+
+    def reduce(self, op: str, value: str, *, keepdims: int = 0) -> str:
+        """A reduction over the last axis, in the form of the graph's opset."""
+        if self._opset >= _AXES_AS_INPUT[op]:
+            return self.add(op, [value, self.integers([-1])], keepdims=keepdims)
+        return self.add(op, [value], axes=[-1], keepdims=keepdims)
+
+    def clone(self, node: onnx.NodeProto, renames: Mapping[str, str]) -> str:
+        """A copy of `node`, which has one output, over renamed inputs."""
+        name = self._fresh(node.op_type)
+        copy = self._graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = name
+        copy.input[:] = [renames.get(value, value) for value in node.input]
+        copy.output[:] = [name]
+        return name
+
+    def integers(self, values: int | Sequence[int]) -> str:
+        """An int64 constant: a scalar, or one axis."""
+        name = self._fresh("integers")
+        dims = [] if isinstance(values, int) else [len(values)]
+        flat = [values] if isinstance(values, int) else values
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, dims, flat))
+        return name
+
+    def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+        """A new graph input. Its name is part of the contract, so a collision is an error, not a new name."""
+        self._claim(name)
+        self._graph.input.append(helper.make_tensor_value_info(name, elem_type, shape))
+        return name
+
+    def output(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+        """Declares a new graph output, for a node to be added that writes it."""
+        self._claim(name)
+        self._graph.output.append(helper.make_tensor_value_info(name, elem_type, shape))
+        return name
+
+    def _fresh(self, hint: str) -> str:
+        number = 0
+        while (name := f"{self._prefix}/{hint}_{number}") in self._names:
+            number += 1
+        self._names.add(name)
+        return name
+
+    def _claim(self, name: str) -> None:
+        if name in self._names:
+            raise ModelError(f"the graph already has a value named '{name}', which the scoring head needs")
+        self._names.add(name)
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that the model is written in."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of all nodes and values, in subgraphs too."""
+    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    for node in graph.node:
+        yield node.name
+        yield from node.input
+        yield from node.output
+        for subgraph in subgraphs(node):
+            yield from all_names(subgraph)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of If, Loop and Scan."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def remove_dead(graph: onnx.GraphProto, value: str) -> None:
+    """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
+    producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    uses = Counter(_reads(graph.node))
+    uses.update(output.name for output in graph.output)
+    dead: set[int] = set()
+    gone = {value}
+    pending = [value]
+    while pending:
+        index = producers.get(pending.pop())
+        if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
+            continue
+        dead.add(index)
+        gone.update(graph.node[index].output)
+        uses.subtract(_reads([graph.node[index]]))
+        unread = {name for name in _reads([graph.node[index]]) if not uses[name]}
+        gone |= unread
+        pending += unread
+    _delete(graph.node, dead)
+    for field in (graph.value_info, graph.initializer):
+        _delete(field, {index for index, item in enumerate(field) if item.name in gone})
+
+
+def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    for node in nodes:
+        yield from (name for name in node.input if name)
+        for subgraph in subgraphs(node):
+            yield from _reads(subgraph.node)
+            yield from (output.name for output in subgraph.output)
+
+
+def _delete(field: Any, indices: Iterable[int]) -> None:
+    """One by one: assigning what is left would copy it, weights included."""
+    for index in sorted(indices, reverse=True):
+        del field[index]
