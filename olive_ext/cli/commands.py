@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from olive_ext.cli.options import written_values
 from olive_ext.config import EvaluationConfig, schema
+from olive_ext.errors import ConfigError
 
+Command = Callable[[Namespace], int]
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -26,10 +28,11 @@ def evaluate_command(arguments: Namespace) -> int:
 def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to; 2 where there are problems, all of them named on stderr's one line."""
     from olive_ext.check import check_model, check_recipe
-    from olive_ext.errors import ConfigError
 
     if arguments.target.lower().endswith(RECIPE_SUFFIXES):
-        found = check_recipe(arguments.target, written_values(arguments), verify=arguments.verify)
+        if written_values(arguments):
+            raise ConfigError("options are for models; a recipe says everything itself")
+        found = check_recipe(arguments.target, verify=arguments.verify)
     else:
         values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
         found = check_model(EvaluationConfig.parse(values), verify=arguments.verify)
@@ -45,7 +48,7 @@ def schema_command(arguments: Namespace) -> int:
     return 0
 
 
-COMMAND_FUNCTIONS: dict[str, Callable[[Namespace], int]] = {
+COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "check": check_command,
     "schema": schema_command,

@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command
 from olive_ext.cli.parser import UsageError, build_parser
 from olive_ext.errors import OliveExtError
 
@@ -16,14 +17,15 @@ OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
     """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 1 for any other failure.
 
-    With OLIVE_EXT_DEBUG=1 the traceback precedes the line.
+    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
     """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice about tokenizer files is not for our users
     try:
         with _warnings_on_stderr():
-            return _command(list(sys.argv[1:] if argv is None else argv))
+            return _command(list(sys.argv[1:] if argv is None else argv), commands)
     except (UsageError, OliveExtError) as error:
         return _end(f"error: {error}", USER_ERROR)
     except KeyboardInterrupt:
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
 
 
-def _command(argv: list[str]) -> int:
+def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
     if argv[:1] == ["run"]:  # Olive parses the arguments, --help too
         from olive_ext.workflow import cli_run
 
@@ -46,9 +48,7 @@ def _command(argv: list[str]) -> int:
         arguments = build_parser().parse_args(argv)
     except SystemExit as end:  # --help and --version
         return int(end.code or OK)
-    from olive_ext.cli.commands import COMMAND_FUNCTIONS
-
-    status = COMMAND_FUNCTIONS[arguments.command](arguments)
+    status = (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
     sys.stdout.flush()
     return status
 

@@ -33,10 +33,10 @@ def _words(annotation: Any, constraints: list[Any]) -> str:
         return _or([json.dumps(value) for value in get_args(annotation)])
     if origin in _CONTAINERS:
         return _CONTAINERS[origin](get_args(annotation), constraints)
-    return _plain(annotation, constraints)
+    return _scalar(annotation, constraints)
 
 
-def _plain(annotation: Any, constraints: list[Any]) -> str:
+def _scalar(annotation: Any, constraints: list[Any]) -> str:
     least, above, below = (_bound(constraints, name) for name in ("ge", "gt", "lt"))
     if annotation is int and least == 1:
         return "a positive integer"
@@ -44,7 +44,7 @@ def _plain(annotation: Any, constraints: list[Any]) -> str:
         return f"an integer from {least}"
     if annotation is float and above is not None:
         return f"a number between {above} and {below}"
-    return _PLAIN[annotation]
+    return _PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
 
 
 def _bound(constraints: list[Any], name: str) -> Any:

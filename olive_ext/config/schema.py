@@ -95,7 +95,11 @@ def _recipe() -> Json:
             "evaluators": {"type": "object", "additionalProperties": evaluator},
             "passes": {
                 "type": "object",
-                "additionalProperties": {"anyOf": [{"type": "array", "items": pass_block}, pass_block]},
+                "additionalProperties": {
+                    "if": {"type": "array"},
+                    "then": {"items": pass_block},
+                    "else": pass_block,
+                },
             },
             "engine": {"type": "object", "properties": inline},
             **inline,

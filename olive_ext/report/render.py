@@ -11,6 +11,10 @@ from olive_ext.report.report import Report
 _HEADS = ("task", "metric", "filter", "value", "± stderr", "better", "n")
 
 
+_NO_WRAP = 10_000
+"""Characters; a file or a pipe has no width, and 80 would fold cells."""
+
+
 def rows(report: Report) -> list[tuple[str, ...]]:
     """The table's cells, a row for each metric in the report's order, in the order of the heads."""
     return [
@@ -47,7 +51,9 @@ def print_table(report: Report, file: IO[str] | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=file, soft_wrap=True, highlight=False)
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=_NO_WRAP)
     table = Table(title=_model_name(report), title_justify="left")
     for head in _HEADS:
         justify: Any = "right" if head in ("value", "± stderr", "n") else "left"

@@ -1,0 +1,62 @@
+"""Compares the edited graph with the untouched one on real tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.check.findings import Section
+from olive_ext.errors import ModelError
+
+if TYPE_CHECKING:
+    from olive_ext.config import EvaluationConfig
+
+PAIRS = (
+    ("The capital of France is", " Paris, and the capital of Italy is Rome."),
+    ("The capital of France is", " a word that this sentence does not give away."),
+    ("Water boils at a temperature of", " one hundred degrees at sea level."),
+    ("def add(a, b):\n    return", " a + b\n"),
+    ("1, 2, 3, 4,", " 5, 6, 7, 8, 9, 10"),
+    ("In the beginning there was nothing, and then", " there was a long list of numbers: 3.14159, 2.71828."),
+)
+"""Contexts and targets; two share a context."""
+
+LARGEST_DIFFERENCE = 1e-2
+"""Nats per token. Half-precision graphs may differ by rounding, as rows are multiplied in other groups; a wrong head
+differs by far more."""
+
+
+def verify_graphs(config: EvaluationConfig, section: Section) -> None:
+    """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
+
+    Raises `ModelError` when it is above `LARGEST_DIFFERENCE`.
+    """
+    edited, untouched = (_token_logprobs(config, graph) for graph in ("scoring_head", "untouched"))
+    pairs = zip(edited, untouched, strict=True)
+    largest = max((abs(one - other) for one, other in pairs), default=0.0)
+    section.add("tokens compared", len(edited), "scoring head against the untouched graph")
+    section.add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
+    if not largest <= LARGEST_DIFFERENCE:  # NaN is no agreement
+        raise ModelError(
+            f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
+            "set engine.graph to 'untouched' and report this model"
+        )
+
+
+def _token_logprobs(config: EvaluationConfig, graph: str) -> list[float]:
+    """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
+    from olive_ext.session import open
+
+    settings: dict[str, Any] = {
+        "execution_provider": config.execution_provider,
+        "provider_options": config.provider_options,
+        "provider_libraries": config.provider_libraries,
+        "allow_cpu_fallback": config.allow_cpu_fallback,
+        "max_length": config.max_length,
+        "batch_size": config.batch_size,
+        "tokenizer": config.model.tokenizer,
+        "onnx_file_name": config.model.onnx_file_name,
+    }
+    engine = config.engine.model_copy(update={"graph": graph})
+    with open(config.model.path, engine=engine, **settings) as session:
+        outputs = session.loglikelihood(PAIRS)
+    return [logprob for output in outputs for logprob in output.token_logprobs]

@@ -1,0 +1,101 @@
+"""What is written on the command line becomes the keys of one configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from olive_ext.cli.options import OPTIONS, written_values
+from olive_ext.cli.parser import build_parser
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
+
+
+def written(*argv: str) -> dict[str, Any]:
+    return written_values(build_parser().parse_args(["evaluate", "m", *argv]), "m")
+
+
+def test_absent_options_write_nothing() -> None:
+    assert written() == {"model": {"path": "m"}}
+
+
+def test_every_option_becomes_its_key() -> None:
+    values = written(
+        *("--tasks", "a,b.yaml", "--include-path", "x", "y", "--include-path", "z", "--limit", "0.5"),
+        *("--num-fewshot", "2", "--batch-size", "8", "--max-length", "128"),
+        *("--provider", "webgpu", "cpu", "--provider-option", "a=b=c", "--provider-option", "d=1"),
+        *("--provider-library", "WebGPU=onnxruntime_ep_webgpu", "--allow-cpu-fallback"),
+        *("--apply-chat-template", "tool", "--system-instruction", "Be brief.", "--fewshot-as-multiturn"),
+        *("--gen-kwargs", "temperature=0.5,do_sample=true,until=END", "--use-cache", "c"),
+        *("--sample-log-num", "3", "--seed", "7", "--output", "out"),
+        *("--kind", "onnx", "--tokenizer", "tok", "--onnx-file-name", "d.onnx", "--set", "engine.num_slots=4"),
+    )
+    config = EvaluationConfig.parse(values)
+    assert config == EvaluationConfig.parse(
+        {
+            "model": {"path": "m", "kind": "onnx", "tokenizer": "tok", "onnx_file_name": "d.onnx"},
+            "tasks": ["a", "b.yaml"],
+            "include_path": ["x", "y", "z"],
+            "limit": 0.5,
+            "num_fewshot": 2,
+            "batch_size": 8,
+            "max_length": 128,
+            "execution_provider": ["webgpu", "cpu"],
+            "provider_options": {"a": "b=c", "d": "1"},
+            "provider_libraries": {"WebGPU": "onnxruntime_ep_webgpu"},
+            "allow_cpu_fallback": True,
+            "apply_chat_template": "tool",
+            "system_instruction": "Be brief.",
+            "fewshot_as_multiturn": True,
+            "gen_kwargs": {"temperature": 0.5, "do_sample": True, "until": "END"},
+            "use_cache": "c",
+            "sample_log_num": 3,
+            "seed": 7,
+            "output_dir": "out",
+            "engine": {"num_slots": 4},
+        }
+    )
+    assert {option.key.split(".")[0] for option in OPTIONS} <= config.model_fields_set
+
+
+def test_chat_template_without_a_name_is_true() -> None:
+    assert written("--apply-chat-template", "--limit", "3")["apply_chat_template"] is True
+
+
+def test_generation_settings_may_be_json() -> None:
+    assert written("--gen-kwargs", '{"until": ["a", "b,c"]}')["gen_kwargs"] == {"until": ["a", "b,c"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("bootstrap_iters=0", {"bootstrap_iters": 0}),
+        ("device=cuda:0", {"device": "cuda:0"}),
+        ('tasks=["a"]', {"tasks": ["a"]}),
+        ("model_args.dtype=float32", {"model_args": {"dtype": "float32"}}),
+        ("model.kind=hf", {"model": {"path": "m", "kind": "hf"}}),
+    ],
+)
+def test_set_reaches_every_key(text: str, value: dict[str, Any]) -> None:
+    assert written("--set", text) == {"model": {"path": "m"}, **value}
+
+
+def test_set_comes_after_the_options() -> None:
+    assert written("--limit", "3", "--set", "limit=5")["limit"] == 5
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--set", "limit"],
+        ["--set", "=3"],
+        ["--set", "limit=3", "--set", "limit.x=3"],
+        ["--provider-option", "a"],
+        ["--gen-kwargs", "a=1,b"],
+        ["--gen-kwargs", "{"],
+    ],
+)
+def test_malformed_pair_is_refused(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^'--"):
+        written(*argv)

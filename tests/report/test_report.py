@@ -1,0 +1,147 @@
+"""Reports survive the way through JSON, and are written as a whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import RunError
+from olive_ext.report import (
+    Metric,
+    Report,
+    from_json,
+    has_several_filters,
+    metric_key,
+    print_table,
+    to_json,
+    to_markdown,
+)
+from olive_ext.report import write as write_report
+
+ACC = Metric("arc", "acc", "none", 0.25, 0.0125, True, 400)
+STRICT = Metric("gsm8k", "exact_match", "strict-match", 0.5)
+FLEXIBLE = Metric("gsm8k", "exact_match", "flexible-extract", 0.75)
+REPORT = Report(
+    metrics=(ACC, STRICT, FLEXIBLE),
+    results={"results": {"arc": {"acc,none": 0.25}}},
+    model={"path": "models/a|b", "kv": ["float16", 2]},
+    providers=({"name": "CPUExecutionProvider", "device": "cpu", "options": {"threads": "2"}, "origin": "default"},),
+    versions={"onnxruntime": "1.31.1"},
+    engine={"tokens_fed": 10, "tokens_naive": 40, "seconds": 1.25},
+    config={"tasks": ["arc", "gsm8k"]},
+    created="2026-11-21T12:00:00+00:00",
+)
+
+
+def strict_loads(text: str) -> object:
+    def refuse(name: str) -> object:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_report_survives_json() -> None:
+    assert from_json(to_json(REPORT)) == REPORT
+
+
+def test_nan_and_infinity_leave_strict_json_and_come_back() -> None:
+    metrics = tuple(Metric("t", "m", "none", value) for value in (math.nan, math.inf, -math.inf))
+    text = to_json(Report(metrics=metrics, results={"x": math.nan, "y": [math.inf]}))
+    strict_loads(text)
+    nan, positive, negative = (metric.value for metric in from_json(text).metrics)
+    assert math.isnan(nan)
+    assert (positive, negative) == (math.inf, -math.inf)
+
+
+def test_foreign_values_become_plain_json() -> None:
+    class Color(str, Enum):
+        RED = "red"
+
+    results = {
+        "scalar": np.float32(0.5),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "array": np.arange(3),
+        "path": Path("a") / "b",
+        "enum": Color.RED,
+        "set": {"b", "a"},
+        "function": strict_loads,
+        7: None,
+    }
+    assert json.loads(to_json(Report(metrics=(), results=results)))["results"] == {
+        "scalar": 0.5,
+        "count": 3,
+        "flag": True,
+        "array": [0, 1, 2],
+        "path": str(Path("a") / "b"),
+        "enum": "red",
+        "set": ["a", "b"],
+        "function": "tests.report.test_report.strict_loads",
+        "7": None,
+    }
+
+
+def test_metric_key_names_the_filter_where_there_are_several() -> None:
+    assert metric_key(ACC, has_several_filters(REPORT, "arc")) == "arc-acc"
+    assert metric_key(STRICT, has_several_filters(REPORT, "gsm8k")) == "gsm8k-exact_match,strict-match"
+
+
+def test_markdown_shows_metrics_first_and_escapes_cells() -> None:
+    lines = to_markdown(REPORT).splitlines()
+    assert lines[0] == "# Evaluation of models/a\\|b"
+    assert "| arc | acc | none | 0.2500 | 0.0125 | higher | 400 |" in lines
+    assert "| CPUExecutionProvider | cpu | threads=2 | default |" in lines
+    assert "| tokens_fed | 10 |" in lines
+
+
+def test_table_is_not_cut_and_takes_brackets_literally() -> None:
+    name = "[bold]a_very_long_task_name_" * 8
+    out = io.StringIO()
+    print_table(Report(metrics=(Metric(name, "acc", "none", 1.0),), engine=REPORT.engine), out)
+    assert name in out.getvalue()
+    assert "10 tokens fed of 40 in the requests, 1.2 s" in out.getvalue()
+
+
+def test_both_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    json_path, markdown_path = write_report(REPORT, folder)
+    assert from_json(json_path.read_text(encoding="utf-8")) == REPORT
+    assert markdown_path.read_text(encoding="utf-8") == to_markdown(REPORT)
+    assert sorted(path.name for path in folder.iterdir()) == ["report.json", "report.md"]
+
+
+def test_earlier_report_is_replaced(tmp_path: Path) -> None:
+    write_report(Report(metrics=()), tmp_path)
+    write_report(REPORT, tmp_path)
+    assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
+
+
+def test_failing_report_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Unreadable:
+        def tolist(self) -> object:
+            raise MemoryError
+
+    write_report(REPORT, tmp_path)
+    with pytest.raises(MemoryError):
+        write_report(Report(metrics=(), results={"x": Unreadable()}), tmp_path)
+    assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"^cannot write the report to '.*file.*': "):
+        write_report(REPORT, tmp_path / "file" / "below")
+
+
+def test_place_taken_by_a_folder_leaves_no_temporary_files(tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(RunError):
+        write_report(REPORT, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
