@@ -27,3 +27,7 @@ class TaskError(OliveExtError):
 
 class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
+
+
+class SessionError(OliveExtError):
+    """A session was used after it was closed, or inside another of its own calls."""

@@ -1,0 +1,250 @@
+"""The public session: texts or token ids in, texts and log-probabilities out, on one open model.
+
+Knows no evaluation framework. Results come back in the order of the requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from typing_extensions import Self
+
+from olive_ext.engine.types import Request, Result
+from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.session.batch import Batch
+from olive_ext.session.turns import Turns
+from olive_ext.text.convert import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    Prompt,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    Text,
+)
+from olive_ext.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked")
+Output = TypeVar("Output")
+ToGenerate: TypeAlias = GenerationRequest | Prompt
+ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
+ToRoll: TypeAlias = RollingRequest | Text
+
+
+class TokenEngine(Protocol):
+    """What a session needs of an engine: `olive_ext.engine.Engine`, or a fake."""
+
+    counters: Any
+
+    @property
+    def context_length(self) -> int: ...
+
+    def run(
+        self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None
+    ) -> list[Result]: ...
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+class Session:
+    """One open model. Safe to use from several threads: calls take turns.
+
+    `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
+    Every method but `close` raises `SessionError` once the session is closed.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: Tokenizer,
+        *,
+        stop_ids: Iterable[int] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        eos = tokenizer.eos_token_id
+        self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
+        self._engine = engine
+        self._facts = dict(facts or {})
+        self._turns = Turns()
+        # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
+        self._working = threading.RLock()
+        self._results: Iterator[tuple[Hashable, Result]] | None = None
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the model sees at once: prompt and answer together, or what is fed to score."""
+        return self._engine.context_length
+
+    @property
+    def counters(self) -> Any:
+        """The engine's counters since the session was opened, a dataclass."""
+        self._turns.check_open()
+        return self._engine.counters
+
+    def generate(
+        self, requests: Sequence[ToGenerate], on_result: Callable[[int, GenerationOutput], None] | None = None
+    ) -> list[GenerationOutput]:
+        """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
+
+        A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
+        as each becomes complete, in any order.
+        """
+        return self._run("generate", requests, self._convert_generation, on_result)
+
+    def generate_continuous(
+        self, items: Iterable[tuple[Hashable, ToGenerate]]
+    ) -> Iterator[tuple[Hashable, GenerationOutput]]:
+        """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
+
+        The session is taken from the first `next` until the iterator ends or is closed.
+        """
+        self._turns.check_open()
+        return self._generate_continuous(items)
+
+    def loglikelihood(
+        self, requests: Sequence[ToScore], on_result: Callable[[int, ScoringOutput], None] | None = None
+    ) -> list[ScoringOutput]:
+        """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
+
+        A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
+        """
+        return self._run("loglikelihood", requests, self._convert_scoring, on_result)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
+    ) -> list[RollingOutput]:
+        """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
+        return self._run("loglikelihood_rolling", requests, self._convert_rolling, on_result)
+
+    def gc(self) -> None:
+        """Drops what could be reused (resident prefixes); the model stays open."""
+        with self._turns.turn("gc"), self._work():
+            self._engine.reset()
+
+    def close(self) -> None:
+        """Releases the model; waits for the engine's present call. Calling it again does nothing."""
+        if self._turns.close():
+            with self._working:
+                self._drop_results()
+                self._engine.close()
+
+    def describe_execution(self) -> dict[str, Any]:
+        """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
+        self._turns.check_open()
+        counters = dataclasses.asdict(self._engine.counters)
+        return {**self._facts, "max_length": self.max_length, **self._engine.describe(), "counters": counters}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        call: str,
+        requests: Sequence[Asked],
+        convert: Callable[[Asked], Converted[Output]],
+        on_result: Callable[[int, Output], None] | None,
+    ) -> list[Output]:
+        if isinstance(requests, (str, bytes)):
+            raise ConfigError(f"{call} takes a list of requests, not one text")
+        with self._turns.turn(call):
+            converted = []
+            for index, request in enumerate(requests):
+                with _naming(f"request {index}"):
+                    converted.append(convert(request))
+            num_truncated = sum(item.is_truncated for item in converted)
+            if num_truncated:
+                logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
+            batch = Batch(converted, on_result)
+            if batch.requests:
+                with self._work():
+                    self._engine.run(batch.requests, batch.take)
+            return batch.outputs()
+
+    def _generate_continuous(
+        self, items: Iterable[tuple[Hashable, ToGenerate]]
+    ) -> Iterator[tuple[Hashable, GenerationOutput]]:
+        in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
+
+        def feed() -> Iterator[tuple[Hashable, Request]]:
+            for number, (key, request) in enumerate(items):
+                with _naming(f"request {key!r}"):
+                    converted = self._convert_generation(request)
+                if converted.is_truncated:
+                    logger.warning("request %r was cut on the left to fit", key)
+                in_flight[number] = (key, converted)
+                yield number, converted.requests[0]
+
+        with self._turns.turn("generate_continuous"):
+            try:
+                with self._work():
+                    self._results = self._engine.run_continuous(feed())
+                while (answer := self._next_result()) is not None:
+                    number, result = answer
+                    key, converted = in_flight.pop(number)
+                    yield key, converted.output([result])
+            finally:
+                with self._working:
+                    self._drop_results()
+
+    def _next_result(self) -> tuple[Hashable, Result] | None:
+        self._turns.advance()
+        with self._work():
+            return None if self._results is None else next(self._results, None)
+
+    def _drop_results(self) -> None:
+        results, self._results = self._results, None
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        with self._working:
+            self._turns.check_open()
+            yield
+
+    def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
+        request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length)
+
+    def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
+        if not isinstance(asked, ScoringRequest):
+            if not isinstance(asked, (tuple, list)) or len(asked) != 2:
+                raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
+            asked = ScoringRequest(*asked)
+        return convert_scoring(self.tokenizer, asked, self.max_length)
+
+    def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
+        request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
+        return convert_rolling(self.tokenizer, request, self.max_length)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Says which request a user's error is about."""
+    try:
+        yield
+    except OliveExtError as error:
+        raise type(error)(f"{what}: {error}") from error

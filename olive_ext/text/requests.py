@@ -1,0 +1,165 @@
+"""What a user of the session asks and gets: text or token ids in, texts and log-probabilities out.
+
+Checked on construction; a wrong value is a `ConfigError`. Token ids are never tokenised again.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from olive_ext.engine.types import FinishReason
+from olive_ext.errors import ConfigError
+
+Text: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt and how to continue it. The defaults are greedy."""
+
+    prompt: Prompt
+    """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token."""
+
+    max_new_tokens: int = 256
+    stop: str | Sequence[str] = ()
+    """Texts before which the answer is cut, wherever they begin or end inside tokens."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    add_generation_prompt: bool = True
+    """For chat messages: open an assistant turn. False continues the last message instead."""
+
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """For chat messages: variables of the template, e.g. {"enable_thinking": False}."""
+
+    def __post_init__(self) -> None:
+        _set(self, "prompt", _prompt(self.prompt))
+        _set(self, "stop", _stop(self.stop))
+        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        _at_least("top_k", self.top_k, 0, " (0 turns it off)")
+        _at_least("seed", self.seed, 0)
+        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
+            raise ConfigError(f"'temperature' = {self.temperature!r}: a number of at least 0 (0 is greedy)")
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ConfigError(f"'top_p' = {self.top_p!r}: a number above 0 and at most 1 (1 turns it off)")
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """How likely `target` is behind `context`. An empty context stands for the prefix token (BOS, else EOS)."""
+
+    context: Text
+    target: Text
+
+    def __post_init__(self) -> None:
+        _set(self, "context", _text("context", self.context))
+        _set(self, "target", _text("target", self.target))
+        if not self.target:
+            raise ConfigError("'target' is empty: there is nothing to score")
+
+
+@dataclass(frozen=True)
+class RollingRequest:
+    """How likely a whole text is. `prefix` is the token in front of it, which is not scored.
+
+    None takes the tokenizer's prefix token. Token ids are scored exactly as given.
+    """
+
+    text: Text
+    prefix: int | None = None
+
+    def __post_init__(self) -> None:
+        _set(self, "text", _text("text", self.text))
+        if self.prefix is not None:
+            _at_least("prefix", self.prefix, 0)
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """`text` without special tokens, cut before the first stop; `tokens` as generated, the stop's among them."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """`logprob` in nats, the sum of `token_logprobs`; `is_greedy`: every target token was the most likely one."""
+
+    logprob: float
+    is_greedy: bool
+    token_count: int
+    token_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RollingOutput:
+    """`logprob` in nats of all `token_count` tokens; 0 and 0 for an empty text."""
+
+    logprob: float
+    token_count: int
+
+
+def _set(request: object, name: str, value: object) -> None:
+    object.__setattr__(request, name, value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _at_least(name: str, value: object, least: int, note: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"'{name}' = {value!r}: a whole number of at least {least}{note}")
+
+
+def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    try:
+        ids = tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
+    if any(number < 0 for number in ids):
+        raise ConfigError(f"'{name}' holds {min(ids)}: token ids are not negative")
+    return ids
+
+
+def _text(name: str, value: Any) -> Text:
+    return value if isinstance(value, str) else _ids(name, value)
+
+
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
+        raise ConfigError(f"'prompt' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
+    if len(value) == 0:
+        raise ConfigError("'prompt' is an empty list: give text, chat messages, or token ids")
+    if not isinstance(value[0], Mapping):
+        return _ids("prompt", value)
+    for message in value:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise ConfigError(f"'prompt' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
+    return tuple(value)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (str, list, tuple)):
+        raise ConfigError(f"'stop' = {_shown(value)}: a text or a list of texts")
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character")
+    return stops
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,167 @@
+"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids.
+
+Follows lm-eval's HFLM in when special tokens are added. Knows no request and no engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from olive_ext.errors import ConfigError, ModelError, TaskError
+
+logger = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_token_id: int | None = None) -> Tokenizer:
+    """The tokenizer in folder (or under hub name) `where`; raises `ModelError` where transformers cannot load it."""
+    from transformers import AutoTokenizer
+
+    load: Any = AutoTokenizer.from_pretrained
+    try:
+        hf = load(where)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"no tokenizer can be loaded from '{where}': {reason}") from error
+    return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer `hf`, loaded from `where`.
+
+    `add_bos_token` overrides whether special tokens are added by default (HFLM's argument of that name).
+    `prefix_token_id` overrides what stands in for an empty context.
+    """
+
+    def __init__(
+        self, hf: Any, where: str, *, add_bos_token: bool | None = None, prefix_token_id: int | None = None
+    ) -> None:
+        self.hf = hf
+        self.where = where
+        self._add_special = True if add_bos_token is None else add_bos_token
+        self._prefix_token_id = prefix_token_id
+        self.special_ids = frozenset(
+            {*hf.all_special_ids, *(number for number, token in hf.added_tokens_decoder.items() if token.special)}
+        )
+        """Ids that `decode` leaves out."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return _optional_int(self.hf.bos_token_id)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return _optional_int(self.hf.eos_token_id)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return _optional_int(self.hf.pad_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands in for an empty context: the custom id, else BOS, else EOS; `TaskError` where there is none."""
+        for candidate in (self._prefix_token_id, self.bos_token_id, self.eos_token_id):
+            if candidate is not None:
+                return candidate
+        raise TaskError(
+            f"the tokenizer in '{self.where}' has neither BOS nor EOS to put before the first token: give a prefix id"
+        )
+
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        None adds the tokenizer's special tokens by its own default, and none where `text` already starts with the BOS
+        text (HFLM.tok_encode).
+        """
+        if add_special_tokens is None:
+            bos = self.hf.bos_token
+            add_special_tokens = self._add_special and not (bos and text.startswith(bos))
+        # Not verbose: a text longer than the tokenizer's model_max_length is lawful here, it is cut or windowed later.
+        return list(self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def encode_pair(self, context: str, target: str) -> tuple[list[int], list[int]]:
+        """(context ids, target ids), neither empty, which together are the tokens of the joint text.
+
+        As in lm-eval's TemplateLM: white space at the context's end goes to the target, both are encoded jointly, and
+        an empty context becomes `prefix_token_id`. Where a token spans the join, the cut is made before it, because
+        only then the tokens spell the text and every character of the target is scored (lm-eval would cut it off, or
+        leave an empty target). Raises `TaskError` for an empty target.
+
+            context "a b", target "c d"     joint    [a][ bc][ d]
+                                            context  [a][ b]
+                                            cut         ^
+        """
+        if not target:
+            raise TaskError("the target is empty: there is nothing to score")
+        stripped = context.rstrip()
+        context, target = stripped, context[len(stripped) :] + target
+        if not context:
+            return self.behind_prefix(self.encode(target, add_special_tokens=False))
+        joint, alone = self.encode(context + target), self.encode(context)
+        cut = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(joint, alone, strict=False)))
+        cut = min(cut, len(joint) - 1)
+        return (joint[:cut], joint[cut:]) if cut > 0 else self.behind_prefix(joint)
+
+    def behind_prefix(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """`ids` as a target behind the prefix token, which is not doubled where `ids` already start with it."""
+        if not ids:
+            raise TaskError("the target has no tokens: there is nothing to score")
+        prefix = self.prefix_token_id
+        if ids[0] == prefix and len(ids) > 1:
+            return list(ids[:1]), list(ids[1:])
+        return [prefix], list(ids)
+
+    def encode_rolling(self, text: str, prefix: int) -> list[int]:
+        """Tokens of `text` to be scored behind `prefix`, without the BOS where that is the same token.
+
+        HFLM scores that BOS as well, behind another one.
+        """
+        ids = self.encode(text)
+        return ids[1:] if ids and ids[0] == prefix else ids
+
+    @functools.cached_property
+    def has_chat_template(self) -> bool:
+        return bool(self.hf.chat_template)
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """The prompt text of a conversation. Without `add_generation_prompt` the last message is left open.
+
+        `kwargs` reach the template. A template that refuses the conversation is tried again without system messages,
+        as HFLM does. Raises `ConfigError` where there is no template, or it refuses that as well.
+        """
+        from jinja2.exceptions import TemplateError
+
+        if not self.has_chat_template and "chat_template" not in kwargs:
+            raise ConfigError(f"the tokenizer in '{self.where}' has no chat template: give the prompt as text")
+        options = {
+            "tokenize": False,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": not add_generation_prompt,
+            **kwargs,
+        }
+        without_system = [message for message in messages if message.get("role") != "system"]
+        try:
+            return str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
+        except TemplateError as error:
+            if len(without_system) in (0, len(messages)):
+                raise ConfigError(f"the chat template refuses the messages: {error}") from error
+            logger.warning("The chat template refuses the messages (%s); rendering them without the system role", error)
+        except ValueError as error:
+            raise ConfigError(f"the chat template cannot render the messages: {_first_line(error)}") from error
+        return self.render_chat(without_system, add_generation_prompt, **kwargs)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,91 @@
+"""An engine without a model: scores by a formula, generates what it is told, completes the last request first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from olive_ext.engine.types import FinishReason, Request, Result
+
+
+@dataclass
+class FakeCounters:
+    requests: int = 0
+
+
+def score(past: Sequence[int], token: int) -> tuple[float, bool]:
+    """Depends on the whole past, its order and the token; greedy in most cases."""
+    mixed = hash((tuple(past), token)) % 1009
+    return -0.01 - mixed / 300, mixed > 100
+
+
+def naive(context: Sequence[int], target: Sequence[int]) -> list[tuple[float, bool]]:
+    whole = [*context, *target]
+    return [score(whole[:at], whole[at]) for at in range(len(context), len(whole))]
+
+
+class FakeEngine:
+    """`answers` maps a prompt's tokens to what the model would go on to say; without one it repeats the prompt."""
+
+    def __init__(
+        self, context_length: int = 512, answers: Mapping[tuple[int, ...], Sequence[int]] | None = None, slots: int = 2
+    ) -> None:
+        self.context_length = context_length
+        self.counters = FakeCounters()
+        self.requests: list[Request] = []
+        self.num_closed = self.num_resets = self.num_open_iterators = 0
+        self._answers = dict(answers or {})
+        self._slots = slots
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
+        results = [self._answer(request) for request in requests]
+        for index in reversed(range(len(results))):
+            if on_result is not None:
+                on_result(index, results[index])
+        return results
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+        source = iter(items)
+        self.num_open_iterators += 1
+        try:
+            while batch := list(islice(source, self._slots)):
+                for key, request in reversed(batch):
+                    yield key, self._answer(request)
+        finally:
+            self.num_open_iterators -= 1
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"num_slots": self._slots}
+
+    def _answer(self, request: Request) -> Result:
+        assert self.num_closed == 0
+        assert request.num_positions <= self.context_length
+        self.requests.append(request)
+        self.counters.requests += 1
+        if request.generation is None:
+            cut = len(request.tokens) - request.num_targets
+            scored = naive(request.tokens[:cut], request.tokens[cut:])
+            return Result(tuple(value for value, _ in scored), tuple(greedy for _, greedy in scored))
+        return self._generate(request)
+
+    def _generate(self, request: Request) -> Result:
+        generation = request.generation
+        assert generation is not None
+        tokens: list[int] = []
+        for token in self._answers.get(request.tokens, request.tokens):
+            if token in generation.stop_ids:
+                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID)
+            tokens.append(token)
+            if generation.is_finished is not None and generation.is_finished(tokens):
+                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOPPED)
+            if len(tokens) == generation.max_new_tokens:
+                break
+        return Result(tokens=tuple(tokens), finish_reason=FinishReason.LENGTH)

@@ -1,0 +1,294 @@
+"""The session over a fake engine: order, conversion, windows, callbacks, turns and closing."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olive_ext.engine.types import FinishReason
+from olive_ext.errors import ConfigError, SessionError, TaskError
+from olive_ext.session import Session
+from olive_ext.text import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from tests.session.fake_engine import FakeEngine, naive
+from tests.text.tiny import BOS, EOS, TEMPLATE, byte_level
+
+IDS = st.lists(st.integers(5, 300), max_size=50)
+TEXT = st.text(alphabet="the catso東🙂\n", max_size=30)
+
+
+def make_session(answers: dict[str, str] | None = None, context_length: int = 512, **tokenizer: object) -> Session:
+    encode = byte_level().encode
+    tokens = {
+        tuple(encode(prompt)): encode(answer, add_special_tokens=False) for prompt, answer in (answers or {}).items()
+    }
+    return Session(FakeEngine(context_length, tokens), byte_level(**tokenizer))
+
+
+def engine_of(session: Session) -> FakeEngine:
+    engine = session._engine
+    assert isinstance(engine, FakeEngine)
+    return engine
+
+
+@settings(deadline=None)
+@given(pairs=st.lists(st.tuples(IDS, IDS.filter(bool)), max_size=6), max_length=st.integers(1, 30))
+def test_loglikelihood_of_ids_equals_the_naive_score_over_what_fits(
+    pairs: list[tuple[list[int], list[int]]], max_length: int
+) -> None:
+    outputs = make_session(context_length=max_length).loglikelihood(pairs)
+    assert len(outputs) == len(pairs)
+    for (context, target), output in zip(pairs, outputs, strict=True):
+        assert output.token_count == len(output.token_logprobs) == len(target)
+        assert output.logprob == math.fsum(output.token_logprobs)
+        if len(target) <= max_length:
+            kept = ((context or [BOS]) + target)[-(max_length + 1) :]
+            expected = naive(kept[: -len(target)], target)
+            assert output.token_logprobs == tuple(logprob for logprob, _ in expected)
+            assert output.is_greedy == all(greedy for _, greedy in expected)
+
+
+@settings(deadline=None)
+@given(texts=st.lists(TEXT, max_size=5), max_length=st.integers(1, 30))
+def test_rolling_scores_each_token_once_and_not_the_bos(texts: list[str], max_length: int) -> None:
+    session = make_session(context_length=max_length)
+    seen: dict[int, object] = {}
+    outputs = session.loglikelihood_rolling(texts, on_result=seen.__setitem__)
+    ids = [byte_level().encode(text, add_special_tokens=False) for text in texts]
+    assert [output.token_count for output in outputs] == [len(tokens) for tokens in ids]
+    assert seen == dict(enumerate(outputs))
+    if ids and len(ids[0]) <= max_length:
+        assert outputs[0].logprob == pytest.approx(sum(logprob for logprob, _ in naive([BOS], ids[0])))
+
+
+def test_rolling_of_ids_scores_exactly_those_behind_the_prefix() -> None:
+    session = make_session()
+    session.loglikelihood_rolling([RollingRequest([BOS, 9, 10], prefix=7), [BOS, 9]])
+    assert [request.tokens for request in engine_of(session).requests] == [(7, BOS, 9, 10), (BOS, BOS, 9)]
+    assert [request.num_targets for request in engine_of(session).requests] == [3, 2]
+
+
+def test_loglikelihood_takes_texts_ids_and_both() -> None:
+    session = make_session()
+    encode = byte_level().encode
+    the = encode(" the", add_special_tokens=False)
+    session.loglikelihood([("on", " the"), ScoringRequest("on", the), (encode("on"), " the"), ([], the), ("", the)])
+    tokens = [request.tokens for request in engine_of(session).requests]
+    assert tokens[:3] == [tuple(encode("on the"))] * 3
+    assert tokens[3:] == [(BOS, *the)] * 2
+
+
+def test_loglikelihood_joins_the_windows_of_a_long_target_in_order_when_they_complete_in_another() -> None:
+    session = make_session(context_length=4)
+    target = list(range(10, 20))
+    (output,) = session.loglikelihood([([5, 6], target)])
+    windows = naive([6], target[:4]), naive([13], target[4:8]), naive(target[5:8], target[8:])
+    assert output.token_logprobs == tuple(logprob for window in windows for logprob, _ in window)
+
+
+def test_generate_keeps_the_order_and_calls_back_with_each_index() -> None:
+    session = make_session({"a": " cat", "the": " dog", "on": " mat"})
+    seen: list[tuple[int, GenerationOutput]] = []
+    outputs = session.generate(["the", "a", "on"], on_result=lambda index, output: seen.append((index, output)))
+    assert [output.text for output in outputs] == [" dog", " cat", " mat"]
+    assert [index for index, _ in seen] == [2, 1, 0]
+    assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
+
+
+def test_generate_cuts_the_text_before_the_stop_and_says_why_it_ended() -> None:
+    session = make_session({"on": " the mat. stop here", "a": "cat<eos>dog"})
+    stopped, ended, full = session.generate(
+        [GenerationRequest("on", stop=["top h"]), "a", GenerationRequest("on", max_new_tokens=2)]
+    )
+    assert (stopped.text, stopped.finish_reason) == (" the mat. s", FinishReason.STOPPED)
+    assert (ended.text, ended.finish_reason) == ("cat", FinishReason.STOP_ID)
+    assert (len(full.tokens), full.finish_reason) == (2, FinishReason.LENGTH)
+
+
+def test_generate_renders_chat_messages_once_with_one_bos() -> None:
+    session = make_session(template=TEMPLATE)
+    messages = [{"role": "user", "content": "the"}]
+    session.generate([messages, GenerationRequest(messages, add_generation_prompt=False)])
+    opened, continued = (byte_level().decode(r.tokens, skip_special_tokens=False) for r in engine_of(session).requests)
+    assert opened == "<bos><|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
+    assert continued == "<bos><|im_start|>user\nthe"
+
+
+def test_generate_starts_an_empty_prompt_with_the_prefix_token() -> None:
+    session = make_session(has_bos=False)
+    session.generate([""])
+    assert engine_of(session).requests[0].tokens == (EOS,)
+
+
+def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixture) -> None:
+    session = make_session(context_length=10)
+    long = GenerationRequest(list(range(5, 25)), max_new_tokens=4)
+    session.generate([long, GenerationRequest([5], max_new_tokens=9)])
+    assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
+    assert "1 of 2 requests were cut" in caplog.text
+
+
+def test_a_wrong_request_is_named_and_nothing_runs() -> None:
+    session = make_session(context_length=10)
+    with pytest.raises(ConfigError, match=r"request 1: 'max_new_tokens' = 10 leaves no room"):
+        session.generate([GenerationRequest("a", max_new_tokens=1), GenerationRequest("a", max_new_tokens=10)])
+    with pytest.raises(ConfigError, match=r"request 0: 'target' is empty"):
+        session.loglikelihood([("a", "")])
+    with pytest.raises(ConfigError, match=r"request 0: str: a \(context, target\) pair"):
+        session.loglikelihood(["ab"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
+        session.generate("ab")
+    with pytest.raises(ConfigError, match=r"request 0: the tokenizer in 'byte_level' has no chat template"):
+        session.generate([[{"role": "user", "content": "the"}]])
+    assert engine_of(session).requests == []
+
+
+def test_empty_lists_give_empty_lists() -> None:
+    session = make_session()
+    assert session.generate([]) == session.loglikelihood([]) == session.loglikelihood_rolling([]) == []
+    assert list(session.generate_continuous([])) == []
+
+
+def test_generate_continuous_reads_lazily_and_keeps_the_callers_keys() -> None:
+    session = make_session({"a": " cat", "the": " dog", "on": " mat"})
+    read: list[str] = []
+
+    def items() -> Iterator[tuple[str, str]]:
+        for key, prompt in (("x", "the"), ("y", "a"), ("x", "on")):
+            read.append(key)
+            yield key, prompt
+
+    results = session.generate_continuous(items())
+    assert read == []
+    first = next(results)
+    assert (first[0], first[1].text, read) == ("y", " cat", ["x", "y"])
+    assert [(key, output.text) for key, output in results] == [("x", " dog"), ("x", " mat")]
+    assert engine_of(session).num_open_iterators == 0
+
+
+def test_generate_continuous_gives_the_session_back_when_closed_early_or_failed() -> None:
+    session = make_session()
+    results = session.generate_continuous(enumerate(["a", "the", "on"]))
+    next(results)
+    with pytest.raises(SessionError, match="loglikelihood inside generate_continuous"):
+        session.loglikelihood([("a", "b")])
+    results.close()  # type: ignore[attr-defined]
+    assert engine_of(session).num_open_iterators == 0
+    with pytest.raises(ConfigError, match="request 'bad': 'prompt' = None"):
+        list(session.generate_continuous([("bad", None)]))  # type: ignore[list-item]
+    assert session.loglikelihood([("a", "b")])
+
+
+def test_another_thread_waits_for_its_turn() -> None:
+    session = make_session()
+    results = session.generate_continuous(enumerate(["a", "the", "on"]))
+    next(results)
+    answered: list[object] = []
+    other = threading.Thread(target=lambda: answered.extend(session.loglikelihood([("a", "b")])))
+    other.start()
+    other.join(0.1)
+    assert answered == []
+    assert len(list(results)) == 2
+    other.join(10)
+    assert len(answered) == 1
+
+
+def test_threads_get_each_their_own_answers() -> None:
+    session = make_session()
+    expected = [session.loglikelihood([([5, index], [9])])[0] for index in range(20)]
+    found: dict[int, object] = {}
+
+    def ask(index: int) -> None:
+        found[index] = session.loglikelihood([([5, index], [9])])[0]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert [found[index] for index in range(20)] == expected
+
+
+def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
+    with make_session() as session:
+        session.gc()
+    session.close()
+    engine = engine_of(session)
+    assert (engine.num_closed, engine.num_resets) == (1, 1)
+    for use in (
+        lambda: session.generate([]),
+        lambda: session.generate_continuous([]),
+        lambda: session.loglikelihood([("a", "b")]),
+        lambda: session.loglikelihood_rolling([]),
+        session.gc,
+        session.describe_execution,
+        lambda: session.counters,
+    ):
+        with pytest.raises(SessionError, match="the session is closed"):
+            use()
+
+
+def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:
+    session = make_session()
+    results = session.generate_continuous(enumerate(["a", "the", "on"]))
+    next(results)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            session.gc()
+        except SessionError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    session.close()
+    other.join(10)
+    assert len(errors) == 1
+    assert engine_of(session).num_open_iterators == 0
+    with pytest.raises(SessionError, match="closed"):
+        next(results)
+    assert list(results) == []
+
+
+def test_a_call_inside_a_callback_is_refused() -> None:
+    session = make_session()
+    with pytest.raises(SessionError, match="gc inside generate"):
+        session.generate(["a"], on_result=lambda *_: session.gc())
+    assert session.generate(["a"])
+
+
+def test_an_engine_failure_leaves_the_session_usable() -> None:
+    session = make_session()
+    with pytest.raises(ZeroDivisionError):
+        session.generate(["a"], on_result=lambda *_: 1 // 0)
+    assert session.generate(["a"])
+
+
+def test_describe_execution_is_json_and_holds_facts_and_counters() -> None:
+    session = Session(FakeEngine(), byte_level(), stop_ids=[EOS, 7], facts={"model": "here.onnx"})
+    session.generate(["a"])
+    facts = json.loads(json.dumps(session.describe_execution()))
+    assert facts == {"model": "here.onnx", "max_length": 512, "num_slots": 2, "counters": {"requests": 1}}
+    assert session.counters.requests == 1
+    assert engine_of(session).requests[0].generation.stop_ids == {EOS, 7}  # type: ignore[union-attr]
+
+
+def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
+    class NoPrefix:
+        where = "x"
+        eos_token_id = None
+
+        @property
+        def prefix_token_id(self) -> int:
+            raise TaskError("neither BOS nor EOS")
+
+    session = Session(FakeEngine(), NoPrefix())  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match="request 0: neither BOS nor EOS"):
+        session.loglikelihood_rolling([[5, 6]])
+    assert session.loglikelihood_rolling([RollingRequest([5, 6], prefix=5)])
