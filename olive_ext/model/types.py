@@ -29,6 +29,9 @@ class ModelFiles:
 
     origins: Mapping[str, str] = field(default_factory=dict)
 
+    weights: tuple[Path, ...] = ()
+    """The decoder's external-data files, as named, in order of their locations in the graph; all exist."""
+
 
 @dataclass(frozen=True)
 class Provider:

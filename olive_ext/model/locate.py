@@ -1,0 +1,243 @@
+"""From a path that a user wrote to the files of one decoder. Opens no session and knows no Olive beyond the
+model_config.json it leaves in an output folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from olive_ext.errors import ModelError
+from olive_ext.model.folders import (
+    GENAI_CONFIG,
+    OLIVE_RECORD,
+    contents,
+    is_hub_name,
+    olive_record,
+    read_json,
+    real_path,
+    upwards,
+)
+from olive_ext.model.tokenizer import find_tokenizer
+from olive_ext.model.types import ModelFiles
+from olive_ext.model.weights import weight_files
+
+if TYPE_CHECKING:
+    import onnx
+
+_HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def locate(
+    path: str | Path,
+    onnx_file_name: str | None = None,
+    tokenizer: str | None = None,
+    extra_tokenizer_candidates: Sequence[str | Path] = (),
+) -> ModelFiles:
+    """The files of the model at `path`: an .onnx file, a folder with one or several, a genai package, or Olive's output
+    folder. `extra_tokenizer_candidates` (folders, files or a hub name) are tried after the model's own folders.
+
+    The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
+    """
+    root = real_path(path)
+    decoder, rule = _find_decoder(root, onnx_file_name)
+    graph = read_outline(decoder)
+    weights = weight_files(decoder, graph.locations)
+    config_file, config_rule = _find_genai_config(root, decoder)
+    genai_config = read_json(config_file) if config_file else {}
+    candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
+    for folder in dict.fromkeys((root, decoder.parent)):
+        candidates += _olive_tokenizers(folder)
+    tokenizer_place, tokenizer_rule = find_tokenizer(
+        decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
+    )
+    return ModelFiles(
+        decoder=decoder,
+        directory=config_file.parent if config_file else decoder.parent,
+        genai_config=genai_config,
+        tokenizer=tokenizer_place,
+        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule},
+        weights=tuple(weights.values()),
+    )
+
+
+def model_kind(path: str | Path) -> Literal["onnx", "hf"]:
+    """What `path` holds: "onnx" for what `locate` takes, "hf" for config.json with weights and for a hub name.
+
+    A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
+    """
+    if is_hub_name(str(path), needs_owner=True):
+        return "hf"
+    root = real_path(path)
+    if root.is_file():
+        return "onnx" if _is_onnx_name(root) else _refuse_file(root)
+    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
+        return "onnx"
+    if (root / "config.json").is_file() and any(True for pattern in _HF_WEIGHTS for _ in root.glob(pattern)):
+        return "hf"
+    if any(root.glob("*/*.onnx")):
+        return "onnx"
+    kind, record = olive_record(root)
+    hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
+    raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What locating needs to know of a graph: the names of its outputs and its external-data locations."""
+
+    outputs: tuple[str, ...]
+    locations: frozenset[str]
+
+    @property
+    def has_logits(self) -> bool:
+        return any(name.startswith("logits") for name in self.outputs)
+
+
+def read_outline(path: Path) -> Outline:
+    """Reads the graph of an .onnx file without its external data; raises `ModelError` where it is broken."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError, which only protobuf itself could name here
+        raise ModelError(f"'{path}' is a broken graph: {error}") from error
+    if not model.graph.output:
+        raise ModelError(f"'{path}' is a broken graph: it has no outputs ({path.stat().st_size} bytes)")
+    nodes = (model.graph.node, *(function.node for function in model.functions))
+    tensors = [tensor for part in nodes for tensor in _node_tensors(part)] + _graph_tensors(model.graph)
+    locations = {
+        entry.value
+        for tensor in tensors
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return Outline(tuple(output.name for output in model.graph.output), frozenset(locations))
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    sparse = [part for item in graph.sparse_initializer for part in (item.values, item.indices)]
+    return [*graph.initializer, *sparse]
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
+    tensors: list[onnx.TensorProto] = []
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        tensors += [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            tensors += _graph_tensors(graph) + _node_tensors(graph.node)
+    return tensors
+
+
+def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
+    if root.is_file():
+        if not _is_onnx_name(root):
+            _refuse_file(root)
+        if onnx_file_name and Path(onnx_file_name).name != root.name:
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', but the model path is the file '{root}'")
+        return root, "the model path"
+    if onnx_file_name:
+        if not (root / onnx_file_name).is_file():
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {contents(root)}")
+        return root / onnx_file_name, "the setting 'onnx_file_name'"
+    named, problem = _genai_decoder(root)
+    if named is not None:
+        return named, f"{GENAI_CONFIG}'s model.decoder.filename"
+    recorded = _olive_decoder(root)
+    if recorded is not None:
+        return recorded, f"Olive's {OLIVE_RECORD}"
+    if problem:
+        raise ModelError(f"{problem}; set 'onnx_file_name'")
+    return _only_decoder(root)
+
+
+def _genai_decoder(root: Path) -> tuple[Path | None, str]:
+    """The decoder that `root`'s genai_config.json names, or the reason why it names none."""
+    if not (root / GENAI_CONFIG).is_file():
+        return None, ""
+    model = read_json(root / GENAI_CONFIG).get("model") or {}
+    decoder = model.get("decoder")
+    if not isinstance(decoder, Mapping):
+        raise ModelError(f"'{root / GENAI_CONFIG}' describes no text decoder (model type '{model.get('type')}')")
+    if decoder.get("pipeline"):
+        raise ModelError(
+            f"'{root / GENAI_CONFIG}' splits the decoder into a pipeline of graphs; one decoder graph is needed"
+        )
+    name = decoder.get("filename")
+    if not name:
+        return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
+    if not (root / name).is_file():
+        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {contents(root)}"
+    return root / name, ""
+
+
+def _olive_decoder(root: Path) -> Path | None:
+    """The file of the ONNXModel recorded in `root`. Olive writes absolute paths: those of a folder that was moved since
+    are taken relative to the record first."""
+    kind, config = olive_record(root)
+    if kind != "onnxmodel" or not isinstance(config.get("model_path"), str):
+        return None
+    recorded, name = Path(config["model_path"]), config.get("onnx_file_name")
+    files = [root / name, recorded / name] if name else [root / recorded.name, recorded]
+    return next((real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
+
+
+def _only_decoder(root: Path) -> tuple[Path, str]:
+    graphs = sorted(root.glob("*.onnx")) or sorted(root.glob("*/*.onnx"))
+    names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
+    if not graphs:
+        raise ModelError(f"no .onnx file in '{root}': {contents(root)}")
+    if len(graphs) == 1:
+        return graphs[0], "the only .onnx file"
+    decoders = [graph for graph in graphs if _returns_logits(graph)]
+    if not decoders:
+        raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
+    if len(decoders) > 1:
+        names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
+        raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one")
+    return decoders[0], f"the only one of {names} that returns logits"
+
+
+def _returns_logits(graph: Path) -> bool:
+    try:
+        return read_outline(graph).has_logits
+    except ModelError:
+        return False
+
+
+def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
+    """The genai_config.json of the folder asked for or of the decoder's own, else one up to three folders above that
+    names this decoder: another model may lie above."""
+    for folder in dict.fromkeys((root, decoder.parent)):
+        if (folder / GENAI_CONFIG).is_file():
+            return folder / GENAI_CONFIG, "in the folder asked for" if folder == root else "beside the model"
+    for level, folder in upwards(decoder.parent):
+        config = folder / GENAI_CONFIG
+        if config.is_file() and _names(config, decoder):
+            return config, f"{level} folder{'s' if level > 1 else ''} above the model"
+    return None, "none found"
+
+
+def _names(config: Path, decoder: Path) -> bool:
+    section = (read_json(config).get("model") or {}).get("decoder") or {}
+    file = config.parent / str(section.get("filename") or "")
+    return file.is_file() and file.samefile(decoder)
+
+
+def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:
+    _, config = olive_record(folder)
+    attributes = config.get("model_attributes") or {}
+    files = attributes.get("additional_files") or []
+    places = [(str(Path(file).parent), f"additional_files in Olive's {OLIVE_RECORD}") for file in files]
+    name = attributes.get("_name_or_path")
+    return places + ([(str(name), f"_name_or_path in Olive's {OLIVE_RECORD}")] if name else [])
+
+
+def _is_onnx_name(path: Path) -> bool:
+    return path.suffix.lower() == ".onnx"
+
+
+def _refuse_file(path: Path) -> Literal["onnx"]:
+    raise ModelError(f"'{path}' is not an .onnx file")

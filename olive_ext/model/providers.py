@@ -1,0 +1,253 @@
+"""Which execution providers run the model: names, options and what this build of ONNX Runtime has.
+
+Knows no model. The only place that maps a provider's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ProviderError
+from olive_ext.model.types import Provider
+
+logger = logging.getLogger(__name__)
+
+CPU = "CPUExecutionProvider"
+Written = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider as ONNX Runtime knows it. `device` is where its tensors live, as IOBinding spells it: a provider
+    that takes its inputs from host memory has "cpu". `aliases` come beside the short name and the full one."""
+
+    short: str
+    name: str
+    device: str = "cpu"
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+
+
+TABLE = (
+    Row("cpu", CPU),
+    # TF32 rounds the inputs of a float32 product to 10 bits: log-probabilities would no longer agree with the CPU's.
+    Row("cuda", "CUDAExecutionProvider", "cuda", {"use_tf32": "0"}),
+    Row("tensorrt", "TensorrtExecutionProvider", "cuda", aliases=("trt",)),
+    Row("nvtensorrtrtx", "NvTensorRTRTXExecutionProvider", "cuda", aliases=("trt-rtx",)),
+    Row("dml", "DmlExecutionProvider", "dml", aliases=("directml",)),
+    Row("openvino", "OpenVINOExecutionProvider"),
+    Row("qnn", "QNNExecutionProvider"),
+    Row("webgpu", "WebGpuExecutionProvider", "webgpu"),
+    Row("migraphx", "MIGraphXExecutionProvider", "gpu"),
+    Row("rocm", "ROCMExecutionProvider", "gpu"),
+    Row("coreml", "CoreMLExecutionProvider"),
+    Row("vitisai", "VitisAIExecutionProvider"),
+    Row("xnnpack", "XnnpackExecutionProvider"),
+    Row("dnnl", "DnnlExecutionProvider", aliases=("onednn",)),
+    Row("cann", "CANNExecutionProvider", "cann"),
+    Row("acl", "ACLExecutionProvider"),
+)
+_ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
+
+# What genai_config.json asks for on behalf of its own runner: captured graphs have fixed shapes, ours vary.
+_GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
+
+# Distributions that install the same package and so overwrite each other's files.
+_RUNTIMES = ("", "-gpu", "-directml", "-openvino", "-qnn", "-rocm", "-migraphx", "-webgpu", "-training", "-vitisai")
+_EXCLUSIVE = (
+    tuple(f"onnxruntime{build}" for build in _RUNTIMES),
+    ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime-genai-directml", "onnxruntime-genai-winml"),
+)
+
+
+def resolve_providers(
+    request: Any = None,
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    handed_over: Any = None,
+    genai_config: Mapping[str, Any] | None = None,
+    available: Iterable[str] | None = None,
+    allow_cpu_fallback: bool = False,
+) -> tuple[Provider, ...]:
+    """Providers in order of preference, the CPU last (once). Asked in this order: `request` (the user's: a name, a list
+    of names or of (name, options)), `handed_over` (Olive's, same forms), genai_config.json, the CPU.
+
+    `options` belong to the first provider, or as a list one entry to each. `available` are the full names that this
+    build has (by default asked of ONNX Runtime). Raises `ProviderError` for a name that is unknown, twice there, or
+    missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
+    """
+    written, origin = _written(request, handed_over, genai_config)
+    written = _with_options(written, options, origin)
+    names = frozenset(available_providers() if available is None else available) | {CPU}
+    providers: list[Provider] = []
+    for asked, asked_options in written:
+        row = _row(asked, names, origin)
+        if any(row.name == provider.name for provider in providers):
+            raise ProviderError(f"{origin} names {row.name} twice")
+        if row.name not in names:
+            _refuse_missing(row.name, names, origin, is_allowed=allow_cpu_fallback)
+            continue
+        given = {key: _text(key, value, row.name) for key, value in asked_options.items()}
+        providers.append(Provider(row.name, row.device, {**row.defaults, **given}, origin))
+    if all(provider.name != CPU for provider in providers):
+        providers.append(Provider(CPU, "cpu", {}, "always last"))
+    return tuple(providers)
+
+
+def available_providers() -> tuple[str, ...]:
+    """Full names of the providers that this build has or that a registered library adds, without the remote Azure."""
+    import onnxruntime
+
+    names = [*onnxruntime.get_available_providers(), *(device.ep_name for device in onnxruntime.get_ep_devices())]
+    return tuple(name for name in dict.fromkeys(names) if name != "AzureExecutionProvider")
+
+
+def register_libraries(libraries: Mapping[str, str]) -> None:
+    """Registers plugin provider libraries: a name of the user's choice, and the library's path or the Python package
+    that ships it (its `get_library_path()`). A library that is registered already stays as it is.
+
+    Raises `ProviderError` where there is no such library, or ONNX Runtime refuses it.
+    """
+    if not libraries:
+        return
+    import onnxruntime
+
+    for name, place in libraries.items():
+        path = _library_path(name, place)
+        if path in {_resolved(device.ep_metadata.get("library_path")) for device in onnxruntime.get_ep_devices()}:
+            continue
+        try:
+            onnxruntime.register_execution_provider_library(name, path)
+        except Exception as error:
+            # A library that found no device leaves no trace to look up before, only this refusal.
+            if "already registered" not in str(error):
+                raise ProviderError(f"provider library '{name}' = '{place}': {' '.join(str(error).split())}") from error
+
+
+def plugin_devices() -> dict[str, Any]:
+    """The first device of each provider that a registered library added, by full name."""
+    import onnxruntime
+
+    plugins = [device for device in onnxruntime.get_ep_devices() if device.ep_metadata.get("library_path")]
+    return {device.ep_name: device for device in reversed(plugins)}
+
+
+def check_distributions(is_installed: Callable[[str], bool] | None = None) -> None:
+    """Raises `ProviderError` that names both where two builds of ONNX Runtime (or of its genai) are installed: they
+    share one folder, and what is in it is a mixture."""
+    is_installed = is_installed or _is_installed
+    for builds in _EXCLUSIVE:
+        found = [build for build in builds if is_installed(build)]
+        if len(found) > 1:
+            raise ProviderError(
+                f"{' and '.join(found)} are installed together and exclude each other: "
+                f"uninstall all of them, then install one"
+            )
+
+
+def _written(request: Any, handed_over: Any, genai_config: Mapping[str, Any] | None) -> tuple[list[Written], str]:
+    for value, origin in ((request, "execution_provider"), (handed_over, "Olive's accelerator")):
+        if value:
+            return _pairs(value, origin), origin
+    decoder = ((genai_config or {}).get("model") or {}).get("decoder") or {}
+    entries = (decoder.get("session_options") or {}).get("provider_options") or []
+    if not all(isinstance(entry, Mapping) for entry in entries):
+        raise ProviderError(f"genai_config.json has provider_options = {entries!r}: expected a list of objects")
+    written: list[Written] = [
+        (name, {key: value for key, value in (options or {}).items() if key not in _GENAI_ONLY})
+        for entry in entries
+        for name, options in entry.items()
+    ]
+    return (written, "genai_config.json") if written else ([(CPU, {})], "default")
+
+
+def _pairs(value: Any, origin: str) -> list[Written]:
+    pairs: list[Written] = []
+    for item in [value] if isinstance(value, str) else value:
+        if isinstance(item, str):
+            pairs.append((item, {}))
+        elif isinstance(item, (list, tuple)) and len(item) == 2 and _is_pair(*item):
+            pairs.append((item[0], item[1]))
+        else:
+            raise ProviderError(f"{origin} has the entry {item!r}: expected a name or a pair (name, options)")
+    return pairs
+
+
+def _is_pair(name: Any, options: Any) -> bool:
+    return isinstance(name, str) and isinstance(options, Mapping)
+
+
+def _with_options(written: list[Written], options: Any, origin: str) -> list[Written]:
+    if not options:
+        return written
+    extra = [options] if isinstance(options, Mapping) else list(options)
+    if len(extra) > len(written) or (len(extra) != len(written) and not isinstance(options, Mapping)):
+        raise ProviderError(
+            f"provider_options has {len(extra)} entries for {len(written)} provider(s) from {origin} "
+            f"({', '.join(name for name, _ in written)}); expected one each"
+        )
+    extra += [{}] * (len(written) - len(extra))
+    merged: list[Written] = []
+    for (name, own), more in zip(written, extra, strict=True):
+        if own and more and origin == "execution_provider":
+            raise ProviderError(f"options of {name} are in execution_provider and in provider_options; give them once")
+        merged.append((name, {**own, **(more or {})}))
+    return merged
+
+
+def _row(asked: str, available: Iterable[str], origin: str) -> Row:
+    row = _ROWS.get(asked.lower())
+    if row is not None:
+        return row
+    if asked in available:  # a plugin that the table does not know: host memory is right for any provider
+        return Row(asked, asked)
+    near = difflib.get_close_matches(asked.lower(), _ROWS, n=1)
+    hint = f"did you mean '{_ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
+    raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
+
+
+def _refuse_missing(name: str, available: Iterable[str], origin: str, *, is_allowed: bool) -> None:
+    message = f"{name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(available))}"
+    if not is_allowed:
+        raise ProviderError(f"{message}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
+    logger.warning("%s; running without it", message)
+
+
+def _text(key: str, value: Any, provider: str) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ProviderError(f"option '{key}' of {provider} = {value!r}: expected a string, a number or a boolean")
+
+
+def _library_path(name: str, place: str) -> str:
+    path = Path(place).expanduser()
+    if path.is_file():
+        return _resolved(path)
+    if not place.isidentifier() or importlib.util.find_spec(place) is None:
+        raise ProviderError(f"provider library '{name}' = '{place}': neither a file nor an installed Python package")
+    package = importlib.import_module(place)
+    if not hasattr(package, "get_library_path"):
+        raise ProviderError(f"provider library '{name}': the package '{place}' has no get_library_path()")
+    return _resolved(package.get_library_path())
+
+
+def _resolved(path: str | Path | None) -> str:
+    return str(Path(path).resolve()) if path else ""
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

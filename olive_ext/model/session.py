@@ -1,0 +1,138 @@
+"""Opens an ONNX Runtime session on exactly the providers that were resolved. Knows no decoder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.errors import ModelError, OliveExtError, ProviderError
+from olive_ext.model.providers import CPU, plugin_devices
+from olive_ext.model.types import Provider
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+logger = logging.getLogger(__name__)
+
+_ERRORS_ONLY = 3
+_REASON_CHARS = 400
+
+
+def open_session(
+    model: bytes | Path,
+    providers: Sequence[Provider],
+    *,
+    external_data_folder: Path | None = None,
+    session_options: Mapping[str, str] = MappingProxyType({}),
+    num_threads: int | None = None,
+    allow_cpu_fallback: bool = False,
+    profile_prefix: Path | None = None,
+    label: str | None = None,
+) -> onnxruntime.InferenceSession:
+    """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
+
+    A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`). `session_options` are
+    configuration entries; `label` names the model in errors. Raises `ModelError` where ONNX Runtime refuses the model
+    and `ProviderError` where a provider does not come up; with `allow_cpu_fallback` the latter is a warning and the
+    session runs on what is left.
+    """
+    name = label or (str(model) if isinstance(model, Path) else "the edited graph")
+    options = _session_options(external_data_folder, session_options, num_threads, profile_prefix)
+    try:
+        session = _open(model, providers, options, name)
+        _check_all_used(session, providers, name)
+    except ProviderError as error:
+        if not allow_cpu_fallback:
+            raise ProviderError(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
+        logger.warning("%s; running on the CPU", error)
+        options = _session_options(external_data_folder, session_options, num_threads, profile_prefix)
+        session = _open(model, [Provider(CPU, "cpu")], options, name)
+    return session
+
+
+def _session_options(
+    folder: Path | None, entries: Mapping[str, str], num_threads: int | None, prefix: Path | None
+) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
+    if num_threads is not None:
+        options.intra_op_num_threads = num_threads
+    if prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(prefix)
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return options
+
+
+def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name: str) -> Any:
+    import onnxruntime
+
+    content = model if isinstance(model, bytes) else str(model)
+    arguments: dict[str, Any] = {}
+    devices = plugin_devices()
+    if any(provider.name in devices for provider in providers):
+        # Named through `providers=` a plugin is dropped without a word, and with `providers=` given at all the
+        # devices in the options are ignored: a session takes one road or the other.
+        _add_devices(options, providers, devices)
+    else:
+        arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
+    if any(provider.device == "cuda" for provider in providers):
+        _preload_cuda(onnxruntime)
+    try:
+        return onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)
+    except Exception as error:
+        raise _refusal(error, providers, name) from error
+
+
+def _add_devices(options: Any, providers: Sequence[Provider], plugins: Mapping[str, Any]) -> None:
+    import onnxruntime
+
+    built_in = {device.ep_name: device for device in reversed(onnxruntime.get_ep_devices())}
+    for provider in providers:
+        device = plugins.get(provider.name, built_in.get(provider.name))
+        if device is None:
+            names = ", ".join(plugins)
+            raise ProviderError(f"{provider.name} cannot be combined with a provider from a plugin library ({names})")
+        options.add_provider_for_devices([device], dict(provider.options))
+
+
+def _preload_cuda(onnxruntime: Any) -> None:
+    """Loads the CUDA libraries of the nvidia-* packages, which the loader does not find by itself."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        onnxruntime.preload_dlls()
+    if printed.getvalue():
+        logger.debug("%s", printed.getvalue().strip())
+
+
+def _check_all_used(session: Any, providers: Sequence[Provider], name: str) -> None:
+    used = session.get_providers()
+    dropped = [provider.name for provider in providers if provider.name not in used]
+    if dropped:
+        raise ProviderError(
+            f"ONNX Runtime dropped {', '.join(dropped)} while opening {name} and would run on {', '.join(used)} only "
+            f"(a library or a device is missing; its log above says which)"
+        )
+
+
+def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
+    """A provider's own failure is told from the model's by ONNX Runtime's words: it has no type for it."""
+    reason = " ".join(str(error).split())
+    if len(reason) > _REASON_CHARS:
+        reason = reason[:_REASON_CHARS] + " ..."
+    others = ", ".join(provider.name for provider in providers if provider.name != CPU)
+    says_provider = "provider" in reason.replace(name, "").lower()
+    if others and (says_provider or type(error).__name__ in ("EPFail", "ValueError")):
+        return ProviderError(f"{others} did not come up for {name}: {reason}")
+    return ModelError(f"ONNX Runtime cannot open {name}: {reason}")

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ModelError, ProviderError
+from olive_ext.model.providers import CPU, register_libraries, resolve_providers
+from olive_ext.model.session import open_session
+from olive_ext.model.types import Provider
+from olive_ext.model.weights import external_data_plan, weight_files
+from tests.model.tiny import SIZE, graph, in_hf_cache, put_graph, put_weight
+
+CPU_ONLY = (Provider(CPU, "cpu"),)
+CUDA = "CUDAExecutionProvider"
+WEBGPU = "WebGpuExecutionProvider"
+
+
+def run(session) -> float:
+    """The sum over the weights at index 1: each weight adds 1."""
+    return float(session.run(None, {"x": np.zeros(SIZE, np.float32)})[0][1])
+
+
+def reopen(decoder: Path, locations: list[str]) -> float:
+    """Opens the graph from memory by its plan, as the engine does."""
+    folder, renames = external_data_plan(decoder, set(locations))
+    model = graph(locations=[renames.get(location, location) for location in locations])
+    return run(open_session(model.SerializeToString(), CPU_ONLY, external_data_folder=folder))
+
+
+# --- external data ---------------------------------------------------------------------------------------------------
+
+
+def test_plain_layout_needs_no_renames(tmp_path: Path) -> None:
+    decoder = put_graph(tmp_path / "model.onnx", locations=["model.onnx.data"])
+    assert external_data_plan(decoder, {"model.onnx.data"}) == (tmp_path, {})
+    assert external_data_plan(decoder, set()) == (tmp_path, {})
+    assert reopen(decoder, ["model.onnx.data"]) == 1
+
+
+def test_hub_cache_opens_from_its_blobs(tmp_path: Path) -> None:
+    weight = put_weight(tmp_path / "w").read_bytes()
+    locations = ["a.data", "b.data"]
+    files = {"onnx/model.onnx": graph(locations=locations).SerializeToString()}
+    snapshot = in_hf_cache(tmp_path / "cache", files | {f"onnx/{name}": weight for name in locations})
+    decoder = snapshot / "onnx" / "model.onnx"
+    assert external_data_plan(decoder, set(locations)) == (
+        tmp_path / "cache" / "blobs",
+        {"a.data": "blob1", "b.data": "blob2"},
+    )
+    assert reopen(decoder, locations) == 2
+
+
+def test_files_in_several_folders_open_from_their_common_one(tmp_path: Path) -> None:
+    decoder = put_graph(tmp_path / "here" / "model.onnx", locations=["sub/a.data", "b.data"])
+    (tmp_path / "here" / "b.data").unlink()
+    (tmp_path / "here" / "b.data").symlink_to(put_weight(tmp_path / "there" / "real.bin"))
+    folder, renames = external_data_plan(decoder, {"sub/a.data", "b.data"})
+    assert folder == tmp_path
+    assert renames == {"sub/a.data": "here/sub/a.data", "b.data": "there/real.bin"}
+    assert reopen(decoder, ["sub/a.data", "b.data"]) == 2
+
+
+def test_linked_graph_finds_its_data_beside_the_real_one(tmp_path: Path) -> None:
+    real = put_graph(tmp_path / "real" / "model.onnx", locations=["a.data"])
+    (tmp_path / "link.onnx").symlink_to(real)
+    assert external_data_plan(tmp_path / "link.onnx", {"a.data"}) == (tmp_path / "real", {})
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    decoder = put_graph(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"keeps weights in 'gone\.data', and '.*gone\.data' does not exist"):
+        external_data_plan(decoder, {"gone.data"})
+
+
+@pytest.mark.parametrize("location", ["/etc/hostname", "../w", "sub/../../w"])
+def test_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
+    put_weight(tmp_path / "w")
+    decoder = put_graph(tmp_path / "here" / "model.onnx")
+    with pytest.raises(ModelError, match="outside its own folder"):
+        weight_files(decoder, [location])
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_file_opens_by_path(tmp_path: Path) -> None:
+    session = open_session(put_graph(tmp_path / "model.onnx", locations=["w.data"]), CPU_ONLY)
+    assert run(session) == 1
+    assert session.get_providers() == [CPU]
+
+
+def test_settings_reach_the_session(tmp_path: Path) -> None:
+    session = open_session(
+        graph().SerializeToString(),
+        CPU_ONLY,
+        session_options={"session.intra_op.allow_spinning": "0"},
+        num_threads=1,
+        profile_prefix=tmp_path / "profile",
+    )
+    options = session.get_session_options()
+    assert options.intra_op_num_threads == 1
+    assert not options.enable_mem_pattern
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    run(session)
+    assert Path(session.end_profiling()).parent == tmp_path
+
+
+def test_broken_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
+    for model, label, name in (
+        (tmp_path / "bad.onnx", None, str(tmp_path / "bad.onnx")),
+        (b"nonsense", None, "the edited graph"),
+        (b"nonsense", "my model", "my model"),
+    ):
+        with pytest.raises(ModelError, match="INVALID_PROTOBUF") as caught:
+            open_session(model, CPU_ONLY, label=label)
+        assert str(caught.value).startswith(f"ONNX Runtime cannot open {name}: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_short_weights_are_the_models_fault(tmp_path: Path) -> None:
+    decoder = put_graph(tmp_path / "provider" / "model.onnx", locations=["w.data"])
+    (tmp_path / "provider" / "w.data").write_bytes(b"123")
+    with pytest.raises(ModelError, match="out of bounds"):
+        open_session(decoder, CPU_ONLY)
+
+
+def test_dropped_provider_is_an_error() -> None:
+    providers = (Provider(CUDA, "dml"), *CPU_ONLY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ProviderError, match=f"dropped {CUDA} while opening m and would run on {CPU} .*allow_cpu"):
+            open_session(graph().SerializeToString(), providers, label="m")
+
+
+def test_dropped_provider_is_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    providers = (Provider(CUDA, "dml"), *CPU_ONLY)
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("ignore")
+        session = open_session(graph().SerializeToString(), providers, allow_cpu_fallback=True)
+    assert run(session) == 0
+    assert f"dropped {CUDA}" in caplog.text
+
+
+# --- a plugin provider -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def webgpu() -> tuple[Provider, ...]:
+    pytest.importorskip("onnxruntime_ep_webgpu")
+    libraries = {"webgpu": "onnxruntime_ep_webgpu"}
+    register_libraries(libraries)
+    register_libraries(libraries)
+    register_libraries({"by_another_name": "onnxruntime_ep_webgpu"})
+    from olive_ext.model.providers import available_providers
+
+    if WEBGPU not in available_providers():
+        pytest.skip("the WebGPU provider found no device")
+    return resolve_providers("webgpu", {"preferredLayout": "NCHW"})
+
+
+@pytest.mark.webgpu
+def test_plugin_provider_runs_and_is_listed_once(webgpu: tuple[Provider, ...], tmp_path: Path) -> None:
+    import onnxruntime
+
+    decoder = put_graph(tmp_path / "model.onnx", locations=["w.data"])
+    folder, _ = external_data_plan(decoder, {"w.data"})
+    session = open_session(decoder.read_bytes(), webgpu, external_data_folder=folder)
+    assert session.get_providers() == [WEBGPU, CPU]
+    assert session.get_provider_options()[WEBGPU] == {"preferredLayout": "NCHW"}
+    assert run(session) == 1
+    paths = [device.ep_metadata["library_path"] for device in onnxruntime.get_ep_devices() if device.ep_name == WEBGPU]
+    assert len(set(paths)) == 1
+
+
+@pytest.mark.webgpu
+def test_plugin_provider_does_not_mix_with_a_built_in_one(webgpu: tuple[Provider, ...]) -> None:
+    with pytest.raises(ProviderError, match=f"{CUDA} cannot be combined with a provider from a plugin library"):
+        open_session(graph().SerializeToString(), (webgpu[0], Provider(CUDA, "cuda"), *CPU_ONLY))
+
+
+@pytest.mark.webgpu
+def test_plugin_provider_refuses_a_broken_model_as_the_models_fault(webgpu: tuple[Provider, ...]) -> None:
+    with pytest.raises(ModelError, match="INVALID_PROTOBUF"):
+        open_session(b"nonsense", webgpu)
