@@ -14,7 +14,7 @@ from olive_ext.engine.types import Request, Result
 from olive_ext.errors import OliveExtError, RunError
 
 WINDOW_PER_SLOT = 16
-"""Requests that `run_continuous` plans together, for each slot: enough to find shared prefixes, few enough to stream."""
+"""Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
 
 
 class Engine:
@@ -76,7 +76,7 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
-        return {"chunk_size": self._chunk_size, "num_slots": self._runner.num_slots, **self._runner.describe()}
+        return {"chunk_size": self._chunk_size, **self._runner.describe()}
 
     def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
         """Room can only be made while nothing runs."""

@@ -140,7 +140,8 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token: int) -> None:
         generation, answer = sequence.generation, sequence.answer
-        assert generation is not None and answer is not None
+        assert generation is not None
+        assert answer is not None
         if token in generation.stop_ids:
             answer.finish_reason = FinishReason.STOP_ID
             return
@@ -171,5 +172,6 @@ def _wanted(sequence: Sequence, num_tokens: int) -> Iterator[int]:
 
 
 def _draw(sequence: Sequence, logits_V: FloatArray) -> int:
-    assert sequence.generation is not None and sequence.rng is not None
+    assert sequence.generation is not None
+    assert sequence.rng is not None
     return draw(logits_V, sequence.generation.sampling, sequence.rng)

@@ -39,7 +39,8 @@ class Answer:
         self._num_missing -= 1
 
     def result(self) -> Result:
-        assert self.finish_reason is not None and self.is_complete
+        assert self.finish_reason is not None
+        assert self.is_complete
         return Result(tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason)
 
 

@@ -53,7 +53,7 @@ class Slots:
         return slot in self._busy
 
     def take(self, tokens: TokenArray, limit: int) -> Taken:
-        """Takes the free slot that shares the longest prefix of `tokens[:limit]`, the longest unused one among equals."""
+        """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one."""
         shared = [common_prefix(self._resident(slot), tokens[:limit]) for slot in range(self.num_slots)]
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         slot = min(free, key=lambda s: (-shared[s], self._released[s], s))

@@ -70,7 +70,8 @@ class FakeRunner:
     def _check(self, step: Step) -> None:
         lengths = {len(row.tokens) for row in step.rows}
         slots = [row.slot for row in step.rows]
-        assert len(lengths) == 1 and 0 not in lengths
+        assert len(lengths) == 1
+        assert 0 not in lengths
         assert len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
         if self.batching is Batching.SINGLE:

@@ -1,0 +1,98 @@
+"""The scoring head of a runner: binds its row indices, reads the few numbers that cross to the host.
+
+Axes: B rows, S tokens of a row, R head rows, T targets, K sampled rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+
+from olive_ext.engine.kv import Device
+from olive_ext.engine.step import Step, StepOutput
+
+OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
+
+
+class Head(Protocol):
+    """Computes a step's scores on the device."""
+
+    @property
+    def host_bytes(self) -> int: ...
+
+    def bind(self, binding: ort.IOBinding, step: Step) -> None:
+        """Binds what the decoder session needs for it."""
+        ...
+
+    def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput: ...
+
+    def describe(self) -> Mapping[str, Any]: ...
+
+
+class GraphHead:
+    """The head is part of the decoder's graph."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        self.host_bytes = 0
+        self._kind = kind
+        self._reason = reason
+
+    def bind(self, binding: ort.IOBinding, step: Step) -> None:
+        bind_indices(binding, step)
+
+    def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
+        arrays = [value.numpy() for value in outputs]
+        self.host_bytes += sum(array.nbytes for array in arrays)
+        return StepOutput(*arrays)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"scoring_head": self._kind, "scoring_head_reason": self._reason}
+
+
+class SeparateHead:
+    """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
+
+    def __init__(self, session: ort.InferenceSession, logits: str, device: Device) -> None:
+        self._session = session
+        self._logits = logits
+        self._device = device
+        self._inner = GraphHead("untouched", "")
+
+    @property
+    def host_bytes(self) -> int:
+        return self._inner.host_bytes
+
+    def bind(self, binding: ort.IOBinding, step: Step) -> None:
+        binding.bind_output(self._logits, self._device.kind, self._device.index)
+
+    def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
+        (logits,) = outputs
+        binding = self._session.io_binding()
+        binding.bind_ortvalue_input("logits", logits)
+        bind_indices(binding, step)
+        self._session.run_with_iobinding(binding)
+        return self._inner.read(binding.get_outputs(), step)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "scoring_head": "untouched",
+            "scoring_head_reason": "the graph runs as it is; its logits feed a second graph",
+        }
+
+
+def bind_indices(binding: ort.IOBinding, step: Step) -> None:
+    """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
+    num_tokens = len(step.rows[0].tokens)
+    indices = {
+        "score_rows": [head.row * num_tokens + head.offset for head in step.heads],
+        "target_rows": [head for head, _ in step.targets],
+        "target_ids": [token for _, token in step.targets],
+        "sample_rows": list(step.samples),
+    }
+    for name, values in indices.items():
+        binding.bind_cpu_input(name, np.array(values, np.int64))
+    for name in OUTPUTS:
+        binding.bind_output(name)

@@ -1,0 +1,69 @@
+"""The KV cache behind a runner: what the three forms of it share.
+
+A store binds past and present of a step's rows to a session, and keeps what comes back. It knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import onnxruntime as ort
+
+from olive_ext.engine.step import Batching, Copy, Row
+from olive_ext.model.types import KvTensor
+
+ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
+"""Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""
+
+POINTER_DEVICES = frozenset({"cpu", "cuda"})
+"""Devices whose values have an address that can be offset and bound."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where KV lives: ONNX Runtime's device type and number."""
+
+    kind: str
+    index: int = 0
+
+    @property
+    def has_pointers(self) -> bool:
+        return self.kind in POINTER_DEVICES
+
+
+class KvStore(Protocol):
+    """KV of `num_slots` slots with `capacity` positions each."""
+
+    @property
+    def batching(self) -> Batching: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    def reserve(self, capacity: int) -> None:
+        """Allocates anew with `capacity` positions for each slot; what was resident is gone."""
+        ...
+
+    def copy(self, copy: Copy) -> None: ...
+
+    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+        """A binding of the session in which past and present of `rows` are bound."""
+        ...
+
+    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
+        """Takes in the values of the present outputs, in the order of the KV tensors, after the run."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def bytes_per_position(kv: Sequence[KvTensor]) -> int:
+    """Bytes of KV that one position of one slot takes, all layers together."""
+    return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in kv)

@@ -1,0 +1,107 @@
+"""KV in memory with addresses (CPU, CUDA): one buffer for each tensor, rows bound by pointer, past and present the same.
+
+buffer [slots, heads, capacity, head_size]      rows 2 and 3 of a step = one view that starts at slot 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.kv import ITEM_BYTES, Device
+from olive_ext.engine.step import Batching, Copy, Row
+from olive_ext.graph.rows import copy_graph
+from olive_ext.model.types import KvTensor
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ViewKv:
+    """KV that the graph reads and writes in place."""
+
+    batching = Batching.RANGE
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        kv: Sequence[KvTensor],
+        num_slots: int,
+        device: Device,
+        open_graph: Callable[[bytes], ort.InferenceSession],
+    ) -> None:
+        self.num_slots = num_slots
+        self.capacity = 0
+        self._session = session
+        self._kv = kv
+        self._device = device
+        self._buffers: list[_Buffer] = []
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self._open_graph = open_graph
+        self._copier: ort.InferenceSession | None = None
+
+    def reserve(self, capacity: int) -> None:
+        self.close()
+        self.capacity = capacity
+        for tensor in self._kv:
+            self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._device))
+
+    def copy(self, copy: Copy) -> None:
+        if self._device.kind == "cpu":
+            for buffer in self._buffers:
+                buffer.bytes_NHLD[copy.target, :, : copy.length] = buffer.bytes_NHLD[copy.source, :, : copy.length]
+            return
+        if self._copier is None:
+            self._copier = self._open_graph(copy_graph([tensor.elem_type for tensor in self._kv]))
+        binding = self._copier.io_binding()
+        for i, buffer in enumerate(self._buffers):
+            binding.bind_input(f"x{i}", *buffer.view(copy.source, 1))
+            binding.bind_output(f"y{i}", *buffer.view(copy.target, 1))
+        self._copier.run_with_iobinding(binding)
+
+    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+        key = (rows[0].slot, len(rows))
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._session.io_binding()
+            for tensor, buffer in zip(self._kv, self._buffers, strict=True):
+                view = buffer.view(*key)
+                binding.bind_input(tensor.past, *view)
+                binding.bind_output(tensor.present, *view)
+            self._bindings[key] = binding
+        return binding
+
+    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
+        """Nothing comes back: the graph has written into the slots."""
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
+
+    def close(self) -> None:
+        self._bindings.clear()
+        self._buffers.clear()
+
+
+class _Buffer:
+    """Zeroed memory of one KV tensor. Held as bytes, so that types numpy lacks are no matter."""
+
+    def __init__(self, tensor: KvTensor, num_slots: int, capacity: int, device: Device) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._shape = [tensor.heads, capacity, tensor.head_size]
+        row_bytes = tensor.head_size * ITEM_BYTES[tensor.elem_type]
+        self.bytes_NHLD: Bytes = np.zeros((num_slots, tensor.heads, capacity, row_bytes), np.uint8)
+        self._slot_bytes = self.bytes_NHLD.nbytes // num_slots
+        self._address = self.bytes_NHLD.ctypes.data
+        if device.kind != "cpu":
+            self._value = ort.OrtValue.ortvalue_from_numpy(self.bytes_NHLD, device.kind, device.index)
+            self._address = self._value.data_ptr()
+            self.bytes_NHLD = self.bytes_NHLD[:0]
+
+    def view(self, first: int, count: int) -> tuple[str, int, int, list[int], int]:
+        """Arguments of IOBinding for slots `first` to `first + count`: device, type, shape, address."""
+        address = self._address + first * self._slot_bytes
+        return self._device.kind, self._device.index, self._tensor.elem_type, [count, *self._shape], address

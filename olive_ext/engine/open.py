@@ -1,0 +1,128 @@
+"""Opens an engine on a model's files: reads the graph, puts the head in, opens the session, allocates the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+import psutil
+
+from olive_ext.config import EngineConfig
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.head import GraphHead, Head, SeparateHead
+from olive_ext.engine.kv import Device, KvStore, bytes_per_position
+from olive_ext.engine.kv_returned import ReturnedKv
+from olive_ext.engine.kv_staged import StagedKv
+from olive_ext.engine.kv_view import ViewKv
+from olive_ext.engine.runner import OrtRunner
+from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.load import external_locations, load_graph, relocate
+from olive_ext.model import external_data_plan, open_session
+from olive_ext.model.spec import read_spec
+from olive_ext.model.types import DecoderSpec, ModelFiles, Provider
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+DEFAULT_SLOTS = 8
+MEMORY_SHARE = 0.25
+"""Part of the free memory that "auto" lets the KV slots take."""
+
+PLANNED_POSITIONS = 4096
+"""Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
+
+
+def open_engine(
+    files: ModelFiles,
+    providers: tuple[Provider, ...],
+    config: EngineConfig,
+    *,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    allow_cpu_fallback: bool = False,
+    profile_prefix: Path | None = None,
+) -> Engine:
+    """An engine for the decoder in `files`. Raises `ModelError` for a graph that cannot be scored or run, and
+    `ProviderError` for a provider that does not come up. `profile_prefix` makes ONNX Runtime write a profile."""
+    proto = load_graph(files.decoder)
+    spec = read_spec(proto, files.genai_config, max_length)
+    check_scoring(proto, spec.logits.name)
+    opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
+    session, head = opener.decoder(proto, spec)
+    del proto  # inline weights would stay in memory twice
+    device = opener.device(session)
+    num_slots, origin = choose_num_slots(config, batch_size, spec, device)
+    form = _kv_form(spec, device)
+    kv = form(session, spec.kv, num_slots, device, opener.helper)
+    facts = {"model": str(files.decoder), "num_slots": num_slots, "num_slots_origin": origin, "notes": list(spec.notes)}
+    return Engine(OrtRunner(session, spec, kv, head, facts), config.chunk_size)
+
+
+def choose_num_slots(
+    config: EngineConfig, batch_size: int | None, spec: DecoderSpec, device: Device
+) -> tuple[int, str]:
+    """The number of KV slots and which rule gave it."""
+    if config.num_slots != "auto":
+        return config.num_slots, "engine.num_slots"
+    if batch_size is not None:
+        return batch_size, "batch_size"
+    if device.kind != "cpu":
+        return DEFAULT_SLOTS, f"auto: {DEFAULT_SLOTS}, free memory of a {device.kind} device is not measured"
+    slot_bytes = bytes_per_position(spec.kv) * min(spec.context_length, PLANNED_POSITIONS)
+    free_bytes = psutil.virtual_memory().available
+    fitting = max(1, int(free_bytes * MEMORY_SHARE / max(1, slot_bytes)))
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free_bytes / 2**20:.0f} MiB free, at most {DEFAULT_SLOTS}"
+    return min(DEFAULT_SLOTS, fitting), why
+
+
+def _kv_form(spec: DecoderSpec, device: Device) -> Callable[..., KvStore]:
+    if not spec.is_kv_in_place:
+        return ReturnedKv
+    return ViewKv if device.has_pointers else StagedKv
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens the graphs of one engine: the decoder and its small helpers, on the same providers."""
+
+    files: ModelFiles
+    providers: tuple[Provider, ...]
+    config: EngineConfig
+    allow_cpu_fallback: bool
+    profile_prefix: Path | None
+
+    def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
+        if self.config.graph == "untouched":
+            session = self._open(self.files.decoder, profile_prefix=self.profile_prefix)
+            head = self.helper(scoring_graph(spec.logits.elem_type, spec.vocab_size).SerializeToString())
+            return session, SeparateHead(head, spec.logits.name, self.device(session))
+        scoring = add_scoring_head(proto, spec.logits.name)
+        folder, renames = external_data_plan(self.files.decoder, external_locations(scoring.model))
+        model = relocate(scoring.model, renames).SerializeToString()
+        session = self._open(model, external_data_folder=folder, profile_prefix=self.profile_prefix)
+        return session, GraphHead(scoring.kind, scoring.reason)
+
+    def helper(self, graph: bytes) -> ort.InferenceSession:
+        """A session for a graph without weights."""
+        return self._open(graph)
+
+    def device(self, session: ort.InferenceSession) -> Device:
+        """Where the first provider that the session really uses keeps its values."""
+        used = session.get_providers()
+        first = next(provider for provider in self.providers if provider.name in used)
+        return Device(first.device, int(first.options.get("device_id", 0)))
+
+    def _open(self, model: bytes | Path, **arguments: Any) -> ort.InferenceSession:
+        threads = self.config.num_threads
+        return open_session(
+            model,
+            self.providers,
+            session_options=self.config.session_options,
+            num_threads=None if threads == "auto" else threads,
+            allow_cpu_fallback=self.allow_cpu_fallback,
+            label=str(self.files.decoder),
+            **arguments,
+        )
