@@ -31,15 +31,24 @@ DOORS = {
     "onnxruntime": [
         "olive_ext.model.providers",
         "olive_ext.model.session",
-        "olive_ext.engine.runner*",
+        "olive_ext.engine.runner",
+        "olive_ext.engine.head",
         "olive_ext.engine.kv*",
-        "olive_ext.engine.device*",
+        "olive_ext.engine.open",
+        "olive_ext.engine.head",
+        "olive_ext.engine.open",
     ],
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.backends.*"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
-    "onnx": ["olive_ext.graph", "olive_ext.graph.*", "olive_ext.model.spec", "olive_ext.model.locate"],
+    "onnx": [
+        "olive_ext.graph",
+        "olive_ext.graph.*",
+        "olive_ext.model.spec",
+        "olive_ext.model.locate",
+        "olive_ext.engine.open",
+    ],
 }
 
 FREE = {"__version__"}  # what every floor may take from the package itself

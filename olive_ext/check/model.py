@@ -47,11 +47,11 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 def _check_files(config: EvaluationConfig, section: Section) -> ModelFiles | None:
     """None for a Hugging Face model, which transformers resolves by itself."""
-    from olive_ext.model import locate, model_kind, size_on_disk
+    from olive_ext.model import locate, size_on_disk
 
     written = config.model
-    kind = model_kind(written.path) if written.kind == "auto" else written.kind
-    section.add("kind", kind, "told by the files" if written.kind == "auto" else "model.kind")
+    kind, rule = _kind(config)
+    section.add("kind", kind, rule)
     if kind == "hf":
         section.add("path", written.path, "runs through lm-eval's Hugging Face backend")
         return None
@@ -61,6 +61,17 @@ def _check_files(config: EvaluationConfig, section: Section) -> ModelFiles | Non
     section.add("genai_config", "found" if files.genai_config else "none", files.origins.get("genai_config", ""))
     section.add("size on disk", f"{size_on_disk(files) / 2**20:.1f} MiB")
     return files
+
+
+def _kind(config: EvaluationConfig) -> tuple[str, str]:
+    """"onnx" or "hf", and which setting said so."""
+    from olive_ext.model import model_kind
+
+    if config.model.kind != "auto":
+        return config.model.kind, "model.kind"
+    if config.model_class is not None:
+        return "hf" if config.model_class == "hf" else "onnx", "model_class"
+    return model_kind(config.model.path), "told by the files"
 
 
 def _check_providers(

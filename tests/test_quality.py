@@ -1,0 +1,50 @@
+"""The checks of style, types and generated documents, so that one command runs everything.
+
+Where a tool is not installed its test is skipped; with CI set that is a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "olive_ext"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["-m", "ruff", "check", "."], id="ruff_check"),
+        pytest.param(["-m", "ruff", "format", "--check", "."], id="ruff_format"),
+        pytest.param(["-m", "mypy"], id="mypy_strict"),
+        pytest.param(["docs/generate.py", "--check"], id="reference_docs"),
+    ],
+)
+def test_check_passes(arguments: list[str]) -> None:
+    if arguments[0] == "-m" and importlib.util.find_spec(arguments[1]) is None:
+        reason = f"{arguments[1]} is not installed"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_modules_stay_below_300_lines() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path.relative_to(ROOT): length for path, length in lengths.items() if length > 300} == {}
+
+
+def test_functions_stay_below_45_lines() -> None:
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        long = [node for node in functions if (node.end_lineno or 0) - node.lineno >= 45]
+        found += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in long]
+    assert found == []
