@@ -101,36 +101,41 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         writer.input(name, _INT64, [axis])
     if elem_type != _FLOAT:
         value = writer.add("Cast", [value], to=_FLOAT)
-    width = _size(writer, value, vocab_size)
     logits_RV = writer.add("Reshape", [value, _shape(writer, [-1], value, vocab_size)])
-    normalizer_R = _log_sum_exp(writer, logits_RV, vocab_size)
-    flat = writer.add("Reshape", [logits_RV, writer.integers([-1])])
-    start_T = writer.add("Mul", ["target_rows", width])
-    logit_T = writer.add("Gather", [flat, writer.add("Add", [start_T, "target_ids"])], axis=0)
+    greedy_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1)
+    normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
+    target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
+    logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
     target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     writer.add("Sub", [logit_T, normalizer_T], target_logprobs)
-    greedy = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=0)
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
+    greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
     writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", "V" if vocab_size is None else vocab_size])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
 
 
-def _log_sum_exp(writer: NodeWriter, logits_RV: str, vocab_size: int | None) -> str:
+def _column(writer: NodeWriter, value: str) -> str:
+    """[N] as [N, 1]."""
+    return writer.add("Reshape", [value, writer.integers([-1, 1])])
+
+
+def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size: int | None) -> str:
     """log(sum(exp(logits))) over V: float32[R].
 
     Not ReduceLogSumExp, which on CPU adds one element after the other: it loses up to 4e-3 nats over 150,000 tokens,
-    and takes ten times as long. The sum in two stages of about sqrt(V) elements keeps the error near 1e-6.
+    and takes ten times as long. The sum in two stages of about sqrt(V) elements keeps the error near 1e-6. The largest
+    logit is looked up where ArgMax found it, because ReduceMax would read all of them again.
     """
-    largest = writer.reduce("ReduceMax", logits_RV, keepdims=1)
-    terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest])])
-    block = _block(vocab_size) if vocab_size is not None else 1
-    if block > 1 and vocab_size is not None:
+    largest_R1 = writer.add("GatherElements", [logits_RV, greedy_R1], axis=1)
+    terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
+    block = 1 if vocab_size is None else _block(vocab_size)
+    if vocab_size is not None and block > 1:
         blocks = writer.add("Reshape", [terms, writer.integers([-1, vocab_size // block, block])])
         terms = writer.reduce("ReduceSum", blocks)
-    logarithm = writer.add("Log", [writer.reduce("ReduceSum", terms, keepdims=1)])
-    return writer.add("Reshape", [writer.add("Add", [logarithm, largest]), writer.integers([-1])])
+    logarithm_R1 = writer.add("Log", [writer.reduce("ReduceSum", terms, keepdims=1)])
+    return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
 def _block(vocab_size: int) -> int:
@@ -169,14 +174,8 @@ def _shape(writer: NodeWriter, lead: Sequence[int], value: str, size: int | None
     """The shape [*lead, size of the last axis of `value`]."""
     if size is not None:
         return writer.integers([*lead, size])
-    return writer.add("Concat", [writer.integers(lead), _size(writer, value, None)], axis=0)
-
-
-def _size(writer: NodeWriter, value: str, size: int | None) -> str:
-    """The length of the last axis of `value`, as int64[1]."""
-    if size is not None:
-        return writer.integers([size])
-    return writer.add("Gather", [writer.add("Shape", [value]), writer.integers([-1])], axis=0)
+    last = writer.add("Gather", [writer.add("Shape", [value]), writer.integers([-1])], axis=0)
+    return writer.add("Concat", [writer.integers(lead), last], axis=0)
 
 
 def _output(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto as ModelProto
 
 from olive_ext.errors import ModelError
 
@@ -35,9 +36,12 @@ def external_locations(model: onnx.ModelProto) -> set[str]:
 def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
     """A copy whose external weights lie in the files that `renames` names instead; others stay where they are.
 
+    `model` itself where nothing is to be renamed: a copy of inline weights would take their size in memory.
     ONNX Runtime refuses a model from memory whose data file is a symbolic link, as in Hugging Face's cache; it takes
     the real file's name with the real file's folder.
     """
+    if not external_locations(model) & renames.keys():
+        return model
     moved = onnx.ModelProto()
     moved.CopyFrom(model)
     for tensor in _tensors(moved):

@@ -1,0 +1,199 @@
+"""Decoders reduced to their head: `hidden` [B, S, H] in, `logits` [B, S, V] and `present` out, as exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+H, V = 32, 48
+_RNG = np.random.default_rng(7)
+WEIGHT = _RNG.standard_normal((H, V)).astype(np.float32)
+BIAS = _RNG.standard_normal(V).astype(np.float32)
+
+Node = onnx.NodeProto
+Build = Callable[["Parts"], None]
+
+
+class Parts:
+    """Collects nodes and weights; values are chained by name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+
+    def node(
+        self, op: str, inputs: list[str], outputs: list[str] | str, domain: str = "", **attributes: object
+    ) -> None:
+        outputs = [outputs] if isinstance(outputs, str) else outputs
+        self.nodes.append(
+            helper.make_node(op, inputs, outputs, name=f"n{len(self.nodes)}", domain=domain, **attributes)
+        )
+
+    def weight(self, name: str, array: object, dtype: object = None) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(array, dtype), name))
+        return name
+
+    def input(self, name: str, shape: list[object]) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        return name
+
+
+def decoder(build: Build, *, opset: int = 21, elem_type: int = TensorProto.FLOAT, width: object = V) -> onnx.ModelProto:
+    """A model around the nodes that lead from `h` (twice `hidden`) to `logits`."""
+    parts = Parts()
+    parts.node("Add", ["hidden", "hidden"], "h")
+    parts.node("Identity", ["h"], "present")
+    build(parts)
+    hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "S", H])
+    outputs = [
+        helper.make_tensor_value_info("logits", elem_type, ["B", "S", width]),
+        helper.make_tensor_value_info("present", TensorProto.FLOAT, ["B", "S", H]),
+    ]
+    graph = helper.make_graph(parts.nodes, "decoder", [hidden, *parts.inputs], outputs, parts.weights)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.checker.check_model(model)
+    return model
+
+
+def matmul(p: Parts, out: str = "logits") -> None:
+    p.node("MatMul", ["h", p.weight("w", WEIGHT)], out)
+
+
+def matmul_transposed(p: Parts) -> None:
+    p.node("Transpose", [p.weight("w", WEIGHT.T)], "wt", perm=[1, 0])
+    p.node("MatMul", ["h", "wt"], "logits")
+
+
+def matmul_of_half_weight(p: Parts) -> None:
+    p.node("Cast", [p.weight("w", WEIGHT.astype(np.float16))], "w32", to=TensorProto.FLOAT)
+    p.node("MatMul", ["h", "w32"], "logits")
+
+
+def gemm(p: Parts) -> None:
+    """As torch exports addmm: flattened, with the shape computed at run time."""
+    p.node("Shape", ["h"], "shape")
+    p.node("Gather", ["shape", p.weight("first", [0, 1], np.int64)], "lead")
+    p.node("Concat", ["lead", p.weight("v", [V], np.int64)], "full", axis=0)
+    p.node("Reshape", ["h", p.weight("flat", [-1, H], np.int64)], "h2")
+    p.node("Gemm", ["h2", p.weight("w", WEIGHT.T), p.weight("b", BIAS)], "flat_logits", transB=1)
+    p.node("Reshape", ["flat_logits", "full"], "logits")
+
+
+def bias(p: Parts) -> None:
+    matmul(p, "product")
+    p.node("Add", [p.weight("b", BIAS), "product"], "logits")
+
+
+def softcap(p: Parts) -> None:
+    matmul(p, "product")
+    p.node("Div", ["product", p.weight("cap", 3.0, np.float32)], "scaled")
+    p.node("Tanh", ["scaled"], "squashed")
+    p.node("Mul", ["squashed", "cap"], "logits")
+
+
+def masked_tokens(p: Parts) -> None:
+    """Logits clipped and unused tokens pushed down, as genai's builder does."""
+    matmul(p, "product")
+    penalty = np.where(np.arange(V) < 4, -1e4, 0).astype(np.float32)
+    p.node("Add", ["product", p.weight("penalty", penalty.reshape(1, 1, V))], "masked")
+    p.node("Clip", ["masked", p.weight("low", -50.0, np.float32), p.weight("high", 50.0, np.float32)], "logits")
+
+
+def half(p: Parts) -> None:
+    p.node("Cast", ["h"], "h16", to=TensorProto.FLOAT16)
+    p.node("MatMul", ["h16", p.weight("w", WEIGHT.astype(np.float16))], "logits16")
+    p.node("Cast", ["logits16"], "logits", to=TensorProto.FLOAT)
+
+
+def half_logits(p: Parts) -> None:
+    p.node("Cast", ["h"], "h16", to=TensorProto.FLOAT16)
+    p.node("MatMul", ["h16", p.weight("w", WEIGHT.astype(np.float16))], "logits")
+
+
+def fused_matmul(p: Parts) -> None:
+    p.node("FusedMatMul", ["h", p.weight("w", WEIGHT.T)], "logits", domain="com.microsoft", transB=1, alpha=0.5)
+
+
+def matmul_nbits(p: Parts) -> None:
+    packed = np.random.default_rng(1).integers(0, 256, (V, 1, 16), dtype=np.uint8)
+    scales = np.full((V, 1), 0.1, np.float32)
+    p.node(
+        "MatMulNBits",
+        ["h", p.weight("w_Q4", packed), p.weight("w_scales", scales)],
+        "logits",
+        domain="com.microsoft",
+        K=H,
+        N=V,
+        bits=4,
+        block_size=32,
+        accuracy_level=4,
+    )
+
+
+def dequantized_weight(p: Parts) -> None:
+    integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
+    p.weight("w_scale", np.full(V, 0.03, np.float32))
+    p.node("DequantizeLinear", [p.weight("w", integers), "w_scale"], "w32", axis=1)
+    p.node("MatMul", ["h", "w32"], "logits")
+
+
+def qdq(p: Parts) -> None:
+    """Activation, weight and logits each behind a pair of QuantizeLinear and DequantizeLinear."""
+    integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
+    zero = p.weight("zero", 0, np.int8)
+    for name, scale in (("a_scale", 0.05), ("w_scale", 0.03), ("y_scale", 0.4)):
+        p.weight(name, scale, np.float32)
+    p.node("QuantizeLinear", ["h", "a_scale", zero], "hq")
+    p.node("DequantizeLinear", ["hq", "a_scale", zero], "hd")
+    p.node("DequantizeLinear", [p.weight("w", integers), "w_scale", zero], "wd")
+    p.node("MatMul", ["hd", "wd"], "product")
+    p.node("QuantizeLinear", ["product", "y_scale", zero], "yq")
+    p.node("DequantizeLinear", ["yq", "y_scale", zero], "logits")
+
+
+def qlinear(p: Parts) -> None:
+    integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
+    zero = p.weight("zero", 0, np.int8)
+    for name, scale in (("a_scale", 0.05), ("w_scale", 0.03), ("y_scale", 0.4)):
+        p.weight(name, scale, np.float32)
+    p.node("QuantizeLinear", ["h", "a_scale", zero], "hq")
+    p.weight("w", integers)
+    p.node("QLinearMatMul", ["hq", "a_scale", zero, "w", "w_scale", zero, "y_scale", zero], "yq")
+    p.node("DequantizeLinear", ["yq", "y_scale", zero], "logits")
+
+
+def variable_weight(p: Parts) -> None:
+    p.node("MatMul", ["h", p.input("w_in", [H, V])], "logits")
+
+
+def adapter(p: Parts) -> None:
+    """A low-rank addition beside the product."""
+    matmul(p, "product")
+    p.node("MatMul", ["h", p.weight("down", WEIGHT[:, :4])], "low")
+    p.node("MatMul", ["low", p.weight("up", WEIGHT[:4])], "delta")
+    p.node("Add", ["product", "delta"], "logits")
+
+
+def dynamic_integer(p: Parts) -> None:
+    integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
+    p.node("DynamicQuantizeLinear", ["h"], ["hq", "a_scale", "a_zero"])
+    p.node("MatMulInteger", ["hq", p.weight("w", integers), "a_zero"], "product")
+    p.node("Cast", ["product"], "product32", to=TensorProto.FLOAT)
+    p.node("Mul", ["a_scale", p.weight("w_scale", 0.03, np.float32)], "scale")
+    p.node("Mul", ["product32", "scale"], "logits")
+
+
+def per_position_bias(p: Parts) -> None:
+    """A constant that differs between positions: not the same for all rows."""
+    matmul(p, "product")
+    p.node("Add", ["product", p.weight("b", np.arange(5, dtype=np.float32).reshape(5, 1))], "logits")
+
+
+def normalized(p: Parts) -> None:
+    matmul(p, "product")
+    p.node("LayerNormalization", ["product", p.weight("scale", np.ones(V), np.float32)], "logits", axis=1)
