@@ -26,8 +26,7 @@ def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_toke
     try:
         hf = load(where)
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"no tokenizer can be loaded from '{where}': {reason}") from error
+        raise ModelError(f"no tokenizer can be loaded from '{where}': {_first_line(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 

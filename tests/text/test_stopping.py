@@ -85,6 +85,15 @@ def test_checker_equals_the_oracle_over_byte_level_tokens_of_any_kind(data) -> N
     assert fired(StopChecker(tokenizer, stops), tokens) == first_stop(tokenizer, tokens, stops)
 
 
+@pytest.mark.parametrize("num_broken", range(45))
+def test_checker_sees_a_split_character_behind_a_run_of_broken_bytes(num_broken: int) -> None:
+    tokenizer = byte_level()
+    broken, *letter = tokenizer.hf.convert_tokens_to_ids([chr(byte) for byte in b"\xff" + "é".encode()])
+    tokens = [*tokenizer.encode("the", add_special_tokens=False), *[broken] * num_broken, *letter]
+    assert fired(StopChecker(tokenizer, ["é"]), tokens) == len(tokens)
+    assert fired(StopChecker(tokenizer, ["e" + "é"]), tokens) == len(tokens) + (num_broken > 0)
+
+
 def test_text_is_cut_inside_a_token() -> None:
     tokenizer = byte_level()
     tokens = tokenizer.encode("on the", add_special_tokens=False)
