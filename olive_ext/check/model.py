@@ -31,6 +31,8 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
     with findings.noting_problems():
         providers = _check_providers(config, files, handed_over, findings.section("Providers"))
     if files is None:
+        if verify and not findings.problems:
+            findings.problems.append("there is nothing to verify: a Hugging Face model has no ONNX graph")
         return findings
     spec: DecoderSpec | None = None
     with findings.noting_problems():
@@ -64,7 +66,7 @@ def _check_files(config: EvaluationConfig, section: Section) -> ModelFiles | Non
 
 
 def _kind(config: EvaluationConfig) -> tuple[str, str]:
-    """"onnx" or "hf", and which setting said so."""
+    """ "onnx" or "hf", and which setting said so."""
     from olive_ext.model import model_kind
 
     if config.model.kind != "auto":

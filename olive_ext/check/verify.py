@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.findings import Section
@@ -9,6 +11,7 @@ from olive_ext.errors import ModelError
 
 if TYPE_CHECKING:
     from olive_ext.config import EvaluationConfig
+    from olive_ext.session import Session
 
 PAIRS = (
     ("The capital of France is", " Paris, and the capital of Italy is Rome."),
@@ -25,27 +28,35 @@ LARGEST_DIFFERENCE = 1e-2
 differs by far more."""
 
 
-def verify_graphs(config: EvaluationConfig, section: Section) -> None:
+def verify_graphs(
+    config: EvaluationConfig, section: Section, open_session: Callable[..., Session] | None = None
+) -> None:
     """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
 
-    Raises `ModelError` when it is above `LARGEST_DIFFERENCE`.
+    `open_session` stands in for `olive_ext.open`. Raises `ModelError` when it is above `LARGEST_DIFFERENCE`.
     """
-    edited, untouched = (_token_logprobs(config, graph) for graph in ("scoring_head", "untouched"))
+    if open_session is None:
+        from olive_ext.session import open as open_session
+    edited, untouched = (_token_logprobs(config, graph, open_session) for graph in ("scoring_head", "untouched"))
     pairs = zip(edited, untouched, strict=True)
-    largest = max((abs(one - other) for one, other in pairs), default=0.0)
+    largest = max((_difference(one, other) for one, other in pairs), default=0.0)
     section.add("tokens compared", len(edited), "scoring head against the untouched graph")
     section.add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
-    if not largest <= LARGEST_DIFFERENCE:  # NaN is no agreement
+    if largest > LARGEST_DIFFERENCE:
         raise ModelError(
             f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
             "set engine.graph to 'untouched' and report this model"
         )
 
 
-def _token_logprobs(config: EvaluationConfig, graph: str) -> list[float]:
-    """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    from olive_ext.session import open
+def _difference(one: float, other: float) -> float:
+    """NaN is no agreement, and two infinities of one sign are."""
+    difference = abs(one - other) if one != other else 0.0
+    return math.inf if math.isnan(difference) else difference
 
+
+def _token_logprobs(config: EvaluationConfig, graph: str, open_session: Callable[..., Session]) -> list[float]:
+    """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
     settings: dict[str, Any] = {
         "execution_provider": config.execution_provider,
         "provider_options": config.provider_options,
@@ -57,6 +68,6 @@ def _token_logprobs(config: EvaluationConfig, graph: str) -> list[float]:
         "onnx_file_name": config.model.onnx_file_name,
     }
     engine = config.engine.model_copy(update={"graph": graph})
-    with open(config.model.path, engine=engine, **settings) as session:
+    with open_session(config.model.path, engine=engine, **settings) as session:
         outputs = session.loglikelihood(PAIRS)
     return [logprob for output in outputs for logprob in output.token_logprobs]

@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
 
     With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice about tokenizer files is not for our users
+    if argv is None and not _is_debug():
+        _quiet_libraries()
     try:
         with _warnings_on_stderr():
             return _command(list(sys.argv[1:] if argv is None else argv), commands)
@@ -51,6 +52,16 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
     status = (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
     sys.stdout.flush()
     return status
+
+
+def _quiet_libraries() -> None:
+    """For a process that is the command and nothing else: what transformers and lm-eval say about task and tokenizer
+    files is not for our users, and progress bars stay out of files and pipes."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 @contextmanager

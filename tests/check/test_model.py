@@ -1,0 +1,130 @@
+"""What a model resolves to, and the problems that are named."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from olive_ext.check import Findings, check_model
+from olive_ext.check.findings import Section
+from olive_ext.check.model import kv_layout
+from olive_ext.check.verify import verify_graphs
+from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ModelError
+from olive_ext.model import KvTensor
+from olive_ext.text.requests import ScoringOutput
+from tests.check.tiny import put_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_model(tmp_path_factory.mktemp("model"))
+
+
+def config(path: Path, **values: Any) -> EvaluationConfig:
+    return EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64, **values})
+
+
+def facts(findings: Findings) -> dict[tuple[str, str], str]:
+    return {(section.title, fact.name): fact.value for section in findings.sections for fact in section.facts}
+
+
+def test_every_decision_is_a_fact(folder: Path) -> None:
+    findings = check_model(config(folder, batch_size=3))
+    assert findings.problems == []
+    found = facts(findings)
+    assert found["Model", "kind"] == "onnx"
+    assert found["Model", "decoder"] == str(folder / "model.onnx")
+    assert found["Providers", "CPUExecutionProvider"] == "memory: cpu"
+    assert found["Decoder", "context length"] == "64"
+    assert found["Decoder", "layers 0-2"] == "2 heads x 4, float32"
+    assert found["Decoder", "KV cache"] == "returned grown at every step"
+    assert found["Scoring head", "kind"] == "hidden"
+    assert found["Tokenizer", "tokens"] == "320"
+    assert found["Engine", "num_slots"] == "3"
+
+
+def test_every_problem_is_named_and_the_rest_is_still_resolved(folder: Path) -> None:
+    findings = check_model(config(folder, execution_provider="nosuch", max_length=10**9))
+    assert any("nosuch" in problem for problem in findings.problems)
+    assert facts(findings)["Tokenizer", "tokens"] == "320"
+
+
+def test_missing_model_is_one_problem(tmp_path: Path) -> None:
+    findings = check_model(config(tmp_path / "missing"))
+    assert len(findings.problems) == 1
+    assert "missing" in findings.problems[0]
+
+
+def test_verification_of_a_hugging_face_model_is_refused() -> None:
+    findings = check_model(config(Path("owner/name"), model={"path": "owner/name", "kind": "hf"}), verify=True)
+    assert findings.problems == ["there is nothing to verify: a Hugging Face model has no ONNX graph"]
+
+
+def test_neighbouring_layers_of_one_layout_share_a_line() -> None:
+    sizes = [(2, 16), (2, 16), (1, 32), (2, 16)]
+    kv = [
+        KvTensor(f"past.{layer}.{part}", f"present.{layer}.{part}", 10, heads, size)
+        for layer, (heads, size) in enumerate(sizes)
+        for part in ("key", "value")
+    ]
+    assert list(kv_layout(kv)) == [
+        ("layers 0-1", "2 heads x 16, float16"),
+        ("layer 2", "1 heads x 32, float16"),
+        ("layer 3", "2 heads x 16, float16"),
+    ]
+
+
+def test_verification_runs_both_graphs_and_finds_them_alike(folder: Path) -> None:
+    findings = check_model(config(folder), verify=True)
+    assert findings.problems == []
+    found = facts(findings)
+    assert int(found["Verification", "tokens compared"]) > 20
+    assert float(found["Verification", "largest difference"].split()[0]) < 1e-4
+
+
+class FakeSession:
+    """Answers each pair with one token."""
+
+    def __init__(self, logprob: float) -> None:
+        self.logprob = logprob
+
+    def loglikelihood(self, pairs: Any) -> list[ScoringOutput]:
+        return [ScoringOutput(self.logprob, False, 1, (self.logprob,)) for _ in pairs]
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("untouched", [-1.5, math.nan, -math.inf])
+def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
+    answers = {"scoring_head": -1.0, "untouched": untouched}
+
+    def open_session(path: str, *, engine: Any, **settings: Any) -> Any:
+        return FakeSession(answers[engine.graph])
+
+    with pytest.raises(ModelError, match="differ from the untouched graph's by up to"):
+        verify_graphs(config(Path("m")), Section("Verification"), open_session)
+
+
+def test_command_prints_the_facts_and_is_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(folder), "--max-length", "64"]) == 0
+    out, err = capsys.readouterr()
+    assert "layers 0-2" in out
+    assert err == ""
+
+
+def test_command_is_2_and_names_the_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(folder), "--max-length", "64", "--provider", "nosuch"]) == 2
+    out, err = capsys.readouterr()
+    assert "layers 0-2" in out
+    assert "nosuch" in err
+    assert err.count("\n") == 1

@@ -1,0 +1,126 @@
+"""What a recipe says to this package, and the mistakes that are named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from olive_ext.check import check_recipe
+from olive_ext.cli import main
+from olive_ext.errors import ConfigError
+from tests.check.tiny import put_model
+
+RECIPE: dict[str, Any] = {
+    "input_model": {"type": "HfModel", "model_path": "model"},
+    "evaluators": {"ours": {"type": "OrtLMEvaluator", "tasks": ["arc_easy"], "batch_size": "auto"}},
+    "passes": {"measure": {"type": "ortlmevaluation", "config": {"tasks": [{"task": "mine"}]}}},
+    "evaluator": "ours",
+}
+
+
+def put(tmp_path: Path, recipe: dict[str, Any]) -> Path:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    return path
+
+
+def problems(tmp_path: Path, *path: Any, value: Any) -> list[str]:
+    """Of the recipe with `value` at `path`."""
+    recipe = copy.deepcopy(RECIPE)
+    *parents, last = path
+    block: Any = recipe
+    for part in parents:
+        block = block.setdefault(part, {})
+    block[last] = value
+    return check_recipe(put(tmp_path, recipe)).problems
+
+
+def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) -> None:
+    findings = check_recipe(put(tmp_path, RECIPE))
+    assert findings.problems == []
+    assert "evaluators.ours  OrtLMEvaluator, tasks: arc_easy" in findings.text()
+    assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
+
+
+def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    assert check_recipe(path).problems == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("evaluators", "ours", "tassks"), 1, "unknown key 'evaluators.ours.tassks': did you mean 'tasks'?"),
+        (
+            ("evaluators", "ours", "batch_size"),
+            "foo",
+            "'evaluators.ours.batch_size' = 'foo': give a positive integer or \"auto\"",
+        ),
+        (("passes", "measure", "limt"), 1, "unknown key 'passes.measure.limt': did you mean 'limit'?"),
+        (("passes", "measure", "config"), {}, "missing key 'passes.measure.tasks'"),
+        (("evaluator",), "theirs", "'evaluator' = 'theirs': not in 'evaluators', which has ours"),
+        (("evaluator",), {"type": "OrtLMEvaluator"}, "missing key 'evaluator.tasks'"),
+        (("engine", "evaluator"), {"type": "OrtLMEvaluator"}, "missing key 'engine.evaluator.tasks'"),
+        (("passes", "other"), [{"type": "OrtLMEvaluations"}], "did you mean 'OrtLMEvaluation'?"),
+        (("evaluators", "ours", "type"), "OrtLmEvaluator", "did you mean 'OrtLMEvaluator'?"),
+        (("evaluators", "ours", "tasks"), ["no/such.yaml"], "'evaluators.ours.tasks' = 'no/such.yaml': does not exist"),
+        (("evaluators", "ours", "user_script"), "no.py", "'evaluators.ours.user_script' = 'no.py': does not exist"),
+        (("$schema",), "x", "unknown key '$schema': Olive refuses it"),
+    ],
+)
+def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, problem: str) -> None:
+    found = problems(tmp_path, *path, value=value)
+    assert len(found) == 1
+    assert problem in found[0]
+
+
+def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
+    findings = check_recipe(put(tmp_path, {"input_model": {"type": "HfModel", "model_path": "m"}}))
+    assert findings.problems == ["the recipe has no evaluator OrtLMEvaluator and no pass OrtLMEvaluation"]
+
+
+def test_onnx_input_model_is_resolved_with_the_target_s_provider(tmp_path: Path) -> None:
+    model = put_model(tmp_path / "model")
+    system = {
+        "type": "LocalSystem",
+        "accelerators": [{"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}],
+    }
+    recipe = {
+        **copy.deepcopy(RECIPE),
+        "input_model": {"type": "ONNXModel", "model_path": str(model)},
+        "systems": {"here": system},
+        "target": "here",
+    }
+    recipe["evaluators"]["ours"]["max_length"] = 64
+    findings = check_recipe(put(tmp_path, recipe))
+    assert "layers 0-2" in findings.text()
+    assert all("CUDAExecutionProvider" in problem for problem in findings.problems)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "cannot be parsed"), ("[]", "holds no mapping of keys")])
+def test_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        check_recipe(path)
+
+
+def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe["evaluators"]["ours"] |= {"limt": 3, "seed": "x"}
+    assert main(["check", str(put(tmp_path, recipe))]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "limt" in err
+    assert "seed" in err
+
+
+def test_command_refuses_model_options_for_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(put(tmp_path, RECIPE)), "--provider", "cpu"]) == 2
+    assert "options are for models" in capsys.readouterr().err
