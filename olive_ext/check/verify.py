@@ -35,9 +35,10 @@ def verify_graphs(
 
     `open_session` stands in for `olive_ext.open`. Raises `ModelError` when it is above `LARGEST_DIFFERENCE`.
     """
-    if open_session is None:
-        from olive_ext.session import open as open_session
-    edited, untouched = (_token_logprobs(config, graph, open_session) for graph in ("scoring_head", "untouched"))
+    from olive_ext.session import open
+
+    opener = open_session or open
+    edited, untouched = (_token_logprobs(config, graph, opener) for graph in ("scoring_head", "untouched"))
     pairs = zip(edited, untouched, strict=True)
     largest = max((_difference(one, other) for one, other in pairs), default=0.0)
     section.add("tokens compared", len(edited), "scoring head against the untouched graph")
