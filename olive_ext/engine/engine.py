@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -76,7 +77,8 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
-        return {"chunk_size": self._chunk_size, **self._runner.describe()}
+        counters = {**asdict(self.counters), "host_bytes": self.host_bytes}
+        return {"chunk_size": self._chunk_size, **self._runner.describe(), "counters": counters}
 
     def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
         """Room can only be made while nothing runs."""

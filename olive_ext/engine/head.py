@@ -59,7 +59,7 @@ class SeparateHead:
         self._session = session
         self._logits = logits
         self._device = device
-        self._inner = GraphHead("untouched", "")
+        self._inner = GraphHead("untouched", "the graph runs as it is; its logits feed a second graph")
 
     @property
     def host_bytes(self) -> int:
@@ -77,10 +77,7 @@ class SeparateHead:
         return self._inner.read(binding.get_outputs(), step)
 
     def describe(self) -> Mapping[str, Any]:
-        return {
-            "scoring_head": "untouched",
-            "scoring_head_reason": "the graph runs as it is; its logits feed a second graph",
-        }
+        return self._inner.describe()
 
 
 def bind_indices(binding: ort.IOBinding, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""KV in memory with addresses (CPU, CUDA): one buffer for each tensor, rows bound by pointer, past and present the same.
+"""KV in memory with addresses (CPU, CUDA): one buffer for each tensor, rows bound by pointer, past and present in one.
 
 buffer [slots, heads, capacity, head_size]      rows 2 and 3 of a step = one view that starts at slot 2
 """

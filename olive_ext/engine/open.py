@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnxruntime as ort
 import psutil
@@ -19,13 +19,10 @@ from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
-from olive_ext.graph.load import external_locations, load_graph, relocate
+from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
 from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.spec import read_spec
 from olive_ext.model.types import DecoderSpec, ModelFiles, Provider
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 DEFAULT_SLOTS = 8
 MEMORY_SHARE = 0.25
@@ -48,7 +45,7 @@ def open_engine(
     """An engine for the decoder in `files`. Raises `ModelError` for a graph that cannot be scored or run, and
     `ProviderError` for a provider that does not come up. `profile_prefix` makes ONNX Runtime write a profile."""
     proto = load_graph(files.decoder)
-    spec = read_spec(proto, files.genai_config, max_length)
+    spec = read_spec(proto, files.genai_config, max_length, files.hf_config)
     check_scoring(proto, spec.logits.name)
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
     session, head = opener.decoder(proto, spec)
@@ -96,14 +93,11 @@ class _Opener:
 
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
         if self.config.graph == "untouched":
-            session = self._open(self.files.decoder, profile_prefix=self.profile_prefix)
+            session = self._from_memory(proto)
             head = self.helper(scoring_graph(spec.logits.elem_type, spec.vocab_size).SerializeToString())
             return session, SeparateHead(head, spec.logits.name, self.device(session))
         scoring = add_scoring_head(proto, spec.logits.name)
-        folder, renames = external_data_plan(self.files.decoder, external_locations(scoring.model))
-        model = relocate(scoring.model, renames).SerializeToString()
-        session = self._open(model, external_data_folder=folder, profile_prefix=self.profile_prefix)
-        return session, GraphHead(scoring.kind, scoring.reason)
+        return self._from_memory(scoring.model), GraphHead(scoring.kind, scoring.reason)
 
     def helper(self, graph: bytes) -> ort.InferenceSession:
         """A session for a graph without weights."""
@@ -115,7 +109,13 @@ class _Opener:
         first = next(provider for provider in self.providers if provider.name in used)
         return Device(first.device, int(first.options.get("device_id", 0)))
 
-    def _open(self, model: bytes | Path, **arguments: Any) -> ort.InferenceSession:
+    def _from_memory(self, proto: ModelProto) -> ort.InferenceSession:
+        """External weights stay where they are, symbolic links followed."""
+        folder, renames = external_data_plan(self.files.decoder, external_locations(proto))
+        model = relocate(proto, renames).SerializeToString()
+        return self._open(model, external_data_folder=folder, profile_prefix=self.profile_prefix)
+
+    def _open(self, model: bytes, **arguments: Any) -> ort.InferenceSession:
         threads = self.config.num_threads
         return open_session(
             model,

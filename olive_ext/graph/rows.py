@@ -1,6 +1,7 @@
 """Small graphs that move KV rows on the device, for memory that the host cannot address.
 
-Every graph has an input `x<i>` and an output `y<i>` for each KV tensor. Axes: N slots, H heads, L positions, D head size.
+Every graph has an input `x<i>` and an output `y<i>` for each KV tensor.
+Axes: N slots, H heads, L positions, D head size.
 """
 
 from __future__ import annotations

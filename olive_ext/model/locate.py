@@ -52,10 +52,15 @@ def locate(
     tokenizer_place, tokenizer_rule = find_tokenizer(
         decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
     )
+    directory = config_file.parent if config_file else decoder.parent
+    hf_file = next(
+        (file for file in (decoder.parent / "config.json", directory / "config.json") if file.is_file()), None
+    )
     return ModelFiles(
         decoder=decoder,
-        directory=config_file.parent if config_file else decoder.parent,
+        directory=directory,
         genai_config=genai_config,
+        hf_config=read_json(hf_file) if hf_file else {},
         tokenizer=tokenizer_place,
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule},
         weights=tuple(weights.values()),

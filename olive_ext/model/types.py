@@ -24,6 +24,9 @@ class ModelFiles:
     genai_config: Mapping[str, Any]
     """The parsed genai_config.json; empty where there is none."""
 
+    hf_config: Mapping[str, Any]
+    """The parsed config.json beside the decoder or in the package's root; empty where there is none."""
+
     tokenizer: str
     """Folder (or hub name) that transformers' AutoTokenizer loads."""
 
