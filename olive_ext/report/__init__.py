@@ -1,12 +1,13 @@
 """What an evaluation found, and its forms: JSON, markdown, a table on the terminal, files."""
 
-from olive_ext.report.files import write
+from olive_ext.report.files import check_writable, write
 from olive_ext.report.render import print_table, to_markdown
 from olive_ext.report.report import Metric, Report, from_json, has_several_filters, metric_key, plain, to_json
 
 __all__ = [
     "Metric",
     "Report",
+    "check_writable",
     "from_json",
     "has_several_filters",
     "metric_key",

@@ -6,7 +6,7 @@ import os
 import uuid
 from pathlib import Path
 
-from olive_ext.errors import RunError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.report.render import to_markdown
 from olive_ext.report.report import Report, to_json
 
@@ -26,6 +26,19 @@ def write(report: Report, directory: str | Path) -> tuple[Path, Path]:
         raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
     json_path, markdown_path = texts
     return json_path, markdown_path
+
+
+def check_writable(directory: str | Path) -> None:
+    """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
+
+    To be asked before hours of evaluation, not after.
+    """
+    path = Path(directory).absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"'output_dir' = '{directory}': '{nearest}' is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"'output_dir' = '{directory}': no permission to write in '{nearest}'")
 
 
 def _replace_all(texts: dict[Path, str]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olive_ext.errors import RunError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import (
     Metric,
     Report,
+    check_writable,
     from_json,
     has_several_filters,
     metric_key,
@@ -138,6 +139,14 @@ def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"^cannot write the report to '.*file.*': "):
         write_report(REPORT, tmp_path / "file" / "below")
+
+
+def test_folder_is_checked_without_being_made(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^'output_dir' = '.*below': '.*file' is not a folder$"):
+        check_writable(tmp_path / "file" / "below")
 
 
 def test_place_taken_by_a_folder_leaves_no_temporary_files(tmp_path: Path) -> None:
