@@ -1,0 +1,85 @@
+"""Drives lm-eval: one model, tasks that are loaded already, results and samples back. Knows no kind of model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lm_eval
+from lm_eval.api.model import LM, CacheHook
+from lm_eval.utils import handle_non_serializable, sanitize_list
+
+from olive_ext.backends.failures import named_failures
+from olive_ext.backends.lightened import lightened
+from olive_ext.backends.tasks import LoadedTasks, Seeds
+from olive_ext.config import EvaluationSettings
+
+__all__ = ["LM", "run_tasks", "sample_line"]
+
+
+def run_tasks(
+    lm: LM,
+    tasks: LoadedTasks,
+    settings: EvaluationSettings,
+    *,
+    seeds: Seeds,
+    cache_stem: str | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any.
+
+    Answers are kept in and taken from the database `<cache_stem>_rank0.db`. Raises `TaskError` for what a task, its
+    data or a setting cannot do, `RunError` where the machine fails.
+    """
+    with named_failures("the evaluation stopped"), lightened(progress), _cache_closed(lm):
+        results: dict[str, Any] = lm_eval.simple_evaluate(
+            model=lm,
+            tasks=list(tasks.tasks),
+            task_manager=tasks,
+            num_fewshot=settings.num_fewshot,
+            limit=settings.limit,
+            bootstrap_iters=settings.bootstrap_iters,
+            log_samples=settings.sample_log_num > 0,
+            apply_chat_template=settings.apply_chat_template,
+            system_instruction=settings.system_instruction,
+            fewshot_as_multiturn=settings.fewshot_as_multiturn,
+            gen_kwargs=dict(settings.gen_kwargs) or None,
+            use_cache=cache_stem,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            random_seed=seeds.python,
+            numpy_random_seed=seeds.numpy,
+            torch_random_seed=seeds.torch,
+            fewshot_random_seed=seeds.fewshot,
+        )
+    return results
+
+
+@contextmanager
+def _cache_closed(lm: LM) -> Iterator[None]:
+    """Answers are written by a thread of the database; closing it waits for that, also behind an interruption."""
+    try:
+        yield
+    finally:
+        database = lm.cache_hook.dbdict
+        if database is not None:
+            database.close()
+            lm.set_cache_hook(CacheHook(None))
+
+
+def sample_line(sample: Mapping[str, Any]) -> str:
+    """One logged sample as a JSON line, in the form of lm-eval's own samples_*.jsonl."""
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(values)}
+        for i, values in enumerate(sample["arguments"])
+    }
+    line = {
+        **sample,
+        "resps": sanitize_list(sample["resps"]),
+        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+        "arguments": arguments,
+        "target": str(sample["target"]),
+    }
+    return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"

@@ -1,0 +1,5 @@
+"""`OrtLM`, the model class that lm-eval drives: one client of the public session."""
+
+from olive_ext.backends.lm_eval.model import OrtLM
+
+__all__ = ["OrtLM"]

@@ -1,0 +1,264 @@
+"""`OrtLM`: lm-eval's language model interface on top of the public session.
+
+Turns lm-eval's texts into token ids by HFLM's rules and hands every answer to lm-eval's cache the moment it is there.
+Knows no engine and no provider.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from typing_extensions import Self
+
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.progress import progress_bar
+from olive_ext.backends.versions import RUNTIMES, versions
+from olive_ext.errors import SessionError, TaskError
+from olive_ext.model import content_hash, locate
+from olive_ext.session import Session
+from olive_ext.session import open as open_session
+from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingOutput, RollingRequest, ScoringRequest
+from olive_ext.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+Key = tuple[str, str] | None
+TokenRequest = tuple[Key, Sequence[int], Sequence[int]]
+Answer = tuple[float, bool]
+
+_CERTAIN: Answer = (0.0, True)
+"""What there is to say about an empty continuation."""
+
+
+@register_model("olive-ext")
+class OrtLM(TemplateLM):  # type: ignore[misc]
+    """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
+
+    `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
+    arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
+    """
+
+    def __init__(self, pretrained: str | None = None, *, session: Session | None = None, **arguments: Any) -> None:
+        super().__init__()
+        given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
+        given.check(has_session=session is not None)
+        self._arguments = given
+        self._owns_session = session is None
+        self._session: Session | None = session or open_session(str(given.pretrained), **given.opening())
+        own = self._session.tokenizer
+        self._text = Tokenizer(
+            own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
+        )
+        self.tokenizer = own.hf
+        self._thinking = Thinking.of(given.think_end_token, self._text)
+
+    @property
+    def session(self) -> Session:
+        """The open session; `SessionError` once the model is closed."""
+        if self._session is None:
+            raise SessionError("the model is closed: open it again")
+        return self._session
+
+    def close(self) -> None:
+        """Lets the session go, and closes it where this model opened it. May be called again."""
+        session, self._session = self._session, None
+        if session is not None and self._owns_session:
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens the model sees at once."""
+        return self.session.max_length
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens generated at most where a task names no number."""
+        return self._arguments.max_gen_toks
+
+    @property
+    def batch_size(self) -> int | str:
+        """As asked for; `get_model_info()` has the number in use."""
+        return self._arguments.batch_size
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The tokenizer's EOS."""
+        return self._text.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands for an empty context: the argument, else BOS, else EOS."""
+        return self._text.prefix_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer in lm-eval's cache of built requests, as HFLM does."""
+        return self._text.where.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+        """Token ids by HFLM's BOS rule: see `Tokenizer.encode`."""
+        return self._text.encode(string, add_special_tokens)
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `tokens`."""
+        return self._text.decode(tokens, skip_special_tokens)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
+        options = dict(self._arguments.chat_template_args)
+        if self._arguments.enable_thinking is not None:
+            options["enable_thinking"] = self._arguments.enable_thinking
+        return self._text.render_chat(chat_history, add_generation_prompt, **options)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """HFLM's cut; where that leaves one side without tokens, the tokenizer's, before the token that spans it."""
+        if context:
+            pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+            if all(pair):
+                return pair
+        return self._text.encode_pair(context, continuation)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
+        if self._arguments.enable_thinking:
+            names = sorted({str(request.task_name) for request in requests})
+            raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
+        tokens: list[TokenRequest] = []
+        for request in requests:
+            context, continuation = request.args
+            context_ids, target_ids = self._encode_pair(context, continuation) if continuation else ([], [])
+            tokens.append(((context, continuation), context_ids, target_ids))
+        return self._loglikelihood_tokens(tokens, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **_: object
+    ) -> list[Answer]:
+        """Answers (key, context ids, target ids); a key of None is not cached."""
+        answers = [_CERTAIN] * len(requests)
+        scored = [index for index, (_, _, target) in enumerate(requests) if target]
+        asked = [ScoringRequest(requests[index][1], requests[index][2]) for index in scored]
+        with self._progress("Scoring", len(requests), disable_tqdm) as advance:
+
+            def keep(index: int, answer: Answer) -> None:
+                answers[index] = answer
+                if requests[index][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
+                advance(1)
+
+            for index in sorted(set(range(len(requests))).difference(scored)):
+                keep(index, _CERTAIN)
+            self.session.loglikelihood(
+                asked, on_result=lambda at, output: keep(scored[at], (output.logprob, output.is_greedy))
+            )
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability in nats of each whole text, of which every token is scored once."""
+        prefix = self.prefix_token_id
+        asked = [RollingRequest(self._rolling_ids(request.args[0]), prefix) for request in requests]
+        with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
+
+            def keep(index: int, output: RollingOutput) -> None:
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
+                advance(1)
+
+            outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
+        return [output.logprob for output in outputs]
+
+    def _rolling_ids(self, text: str) -> list[int]:
+        if self._arguments.hflm_rolling_bos:
+            return self._text.encode(text)
+        return self._text.encode_rolling(text, self.prefix_token_id)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context. Greedy requests with equal arguments are generated once."""
+        answers = [""] * len(requests)
+        wanted = self._wanted(requests)
+        with self._progress("Generating", len(requests), disable_tqdm) as advance:
+
+            def keep(at: int, output: GenerationOutput) -> None:
+                item = wanted[at]
+                text = self._thinking.answer(output.tokens, item.settings.until)
+                for index in item.owners:
+                    answers[index] = text
+                if not item.settings.is_sampled:
+                    self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
+                advance(len(item.owners))
+
+            self.session.generate([item.request for item in wanted], on_result=keep)
+        return answers
+
+    def _wanted(self, requests: list[Instance]) -> list[_Wanted]:
+        eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+        wanted: dict[tuple[str, int], _Wanted] = {}
+        repeats: Counter[str] = Counter()
+        for index, request in enumerate(requests):
+            context, gen_kwargs = request.args[:2]
+            settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
+            key = json.dumps([context, gen_kwargs], default=str)
+            repeat = repeats[key] if settings.is_sampled else 0
+            repeats[key] += 1
+            if (key, repeat) not in wanted:
+                prompt = self.tok_encode(context) or [self.prefix_token_id]
+                stops = self._thinking.stops(settings.until)
+                wanted[key, repeat] = _Wanted(settings, settings.request(prompt, self.max_length, repeat, stops), [])
+            wanted[key, repeat].owners.append(index)
+        return list(wanted.values())
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval puts into its results' `config`: the model's digest, versions, and how the session runs it."""
+        return {
+            "pretrained": self._arguments.pretrained,
+            "model_sha": self.content_hash,
+            "versions": versions(),
+            "execution": self.session.describe_execution(),
+        }
+
+    @cached_property
+    def content_hash(self) -> str | None:
+        """Digest of the model's files; None where only a session was given."""
+        given = self._arguments
+        if given.pretrained is None:
+            return None
+        return content_hash(locate(given.pretrained, given.onnx_file_name, given.tokenizer))
+
+    def answers_key(self) -> str:
+        """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
+        execution = self.session.describe_execution()
+        facts = {
+            "model": self.content_hash or execution.get("model"),
+            "providers": execution.get("providers"),
+            "max_length": self.max_length,
+            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
+            **self._arguments.deciding(),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
+        return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One generation, and the requests (by index) that it answers."""
+
+    settings: GenerationSettings
+    request: GenerationRequest
+    owners: list[int]

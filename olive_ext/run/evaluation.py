@@ -1,0 +1,111 @@
+"""`evaluate`: tasks are checked, the model is opened, lm-eval runs, the report is made and written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric, Report, write
+from olive_ext.run.metrics import read_metrics
+from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model, size_in_bytes
+from olive_ext.run.samples import write_samples
+
+if TYPE_CHECKING:
+    from olive_ext.backends.harness import LM
+    from olive_ext.backends.tasks import LoadedTasks, Seeds
+
+SIZE_ON_DISK = "size_on_disk"
+"""Not a task of lm-eval: asks for the model's size."""
+
+
+def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
+    """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
+
+    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
+    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
+    nothing is written unless all is done.
+    """
+    from olive_ext.backends.tasks import Seeds, load_tasks
+    from olive_ext.backends.versions import versions
+
+    log_folder = _log_folder(config)
+    names = [task for task in config.tasks if task != SIZE_ON_DISK]
+    seeds = Seeds.of(config.seed)
+    tasks = load_tasks(names, config.include_path, seeds) if names else None
+    begin = time.monotonic()
+    opened = open_model(config, progress) if lm is None and tasks is not None else None
+    model = lm or opened
+    try:
+        loaded = time.monotonic()
+        results = _run(config, model, tasks, seeds, progress)
+        seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
+        report = _report(config, model, results, seconds, versions())
+    finally:
+        if opened is not None and hasattr(opened, "close"):
+            opened.close()
+    if log_folder is not None:
+        write_samples(results.get("samples", {}), config.sample_log_num, log_folder)
+    if config.output_dir is not None:
+        write(report, config.output_dir)
+    return report
+
+
+def _log_folder(config: EvaluationConfig) -> Path | None:
+    if not config.sample_log_num:
+        return None
+    folder = config.sample_log_dir or config.output_dir
+    if folder is None:
+        raise ConfigError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
+    return Path(folder)
+
+
+def _run(
+    config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, progress: bool
+) -> dict[str, Any]:
+    from olive_ext.backends.harness import run_tasks
+
+    if lm is None or tasks is None:
+        return {"results": {}}
+    stem = f"{config.use_cache}_{answers_key(config, lm)}" if config.use_cache else None
+    return run_tasks(lm, tasks, config, seeds=seeds, cache_stem=stem, progress=progress)
+
+
+def _report(
+    config: EvaluationConfig,
+    lm: LM | None,
+    results: Mapping[str, Any],
+    seconds: Mapping[str, float],
+    versions: Mapping[str, str],
+) -> Report:
+    metrics = read_metrics(results)
+    if SIZE_ON_DISK in config.tasks:
+        size = size_in_bytes(config, lm)
+        metrics += (Metric(SIZE_ON_DISK, "bytes", "none", float(size), higher_is_better=False),)
+    execution = dict(execution_of(lm)) if lm is not None else {}
+    providers = execution.pop("providers", ())
+    counters = execution.pop("counters", {})
+    return Report(
+        metrics=metrics,
+        results={name: value for name, value in results.items() if name != "samples"},
+        model={**_identity(config, lm), **execution},
+        providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
+        versions=versions,
+        engine={**counters, **seconds},
+        config=config.model_dump(mode="json", exclude_unset=True),
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def _identity(config: EvaluationConfig, lm: LM | None) -> dict[str, Any]:
+    identity = {"path": config.model.path, "kind": kind_of(config) if lm is None else _kind(lm)}
+    digest = getattr(lm, "content_hash", None)
+    return identity if digest is None else {**identity, "content_hash": digest}
+
+
+def _kind(lm: LM) -> str:
+    return "onnx" if hasattr(lm, "session") else "hf"

@@ -1,0 +1,102 @@
+"""Opens what a configuration names: our model on ONNX Runtime, or the Hugging Face baseline; says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.model import locate, model_kind, size_on_disk
+
+if TYPE_CHECKING:
+    from olive_ext.backends.harness import LM
+
+Kind = Literal["onnx", "hf"]
+
+_HF_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def kind_of(config: EvaluationConfig) -> Kind:
+    """`model.kind`, else what `model_class` says, else what the files say. Raises `ModelError`."""
+    if config.model.kind != "auto":
+        return config.model.kind
+    if config.model_class is not None:
+        return "hf" if config.model_class == "hf" else "onnx"
+    return model_kind(config.model.path)
+
+
+def open_model(config: EvaluationConfig, progress: bool = False) -> LM:
+    """The model, ready for lm-eval. Raises `ModelError`, `ProviderError` or `ConfigError`."""
+    from olive_ext.backends.lightened import quiet_bars
+
+    is_onnx = kind_of(config) == "onnx"
+    with quiet_bars(progress):
+        return _open_onnx(config) if is_onnx else _open_hf(config)
+
+
+def _open_onnx(config: EvaluationConfig) -> LM:
+    from olive_ext.backends.lm_eval import OrtLM
+
+    arguments = {
+        "execution_provider": config.execution_provider,
+        "provider_options": config.provider_options,
+        "provider_libraries": config.provider_libraries,
+        "allow_cpu_fallback": config.allow_cpu_fallback,
+        "batch_size": config.batch_size,
+        "max_length": config.max_length,
+        "tokenizer": config.model.tokenizer,
+        "onnx_file_name": config.model.onnx_file_name,
+        "engine": config.engine,
+        "seed": config.seed or 0,
+    }
+    return OrtLM(config.model.path, **{**arguments, **_with_template(config)})
+
+
+def _open_hf(config: EvaluationConfig) -> LM:
+    from olive_ext.backends.hf import open_hf
+
+    return open_hf(
+        config.model.path,
+        tokenizer=config.model.tokenizer,
+        device=config.device,
+        batch_size=config.batch_size,
+        max_length=config.max_length,
+        model_args=_with_template(config),
+    )
+
+
+def _with_template(config: EvaluationConfig) -> dict[str, Any]:
+    """`model_args`, and the chat template by name where several are there: lm-eval itself ignores the name."""
+    if not isinstance(config.apply_chat_template, str):
+        return dict(config.model_args)
+    chosen = {"chat_template": config.apply_chat_template}
+    return {**config.model_args, "chat_template_args": {**chosen, **config.model_args.get("chat_template_args", {})}}
+
+
+def size_in_bytes(config: EvaluationConfig, lm: LM | None) -> int:
+    """Bytes of the model's files; of the parameters in memory where a Hugging Face model has no folder here."""
+    if lm is None or not hasattr(lm, "model"):
+        if kind_of(config) == "onnx":
+            return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.model.tokenizer))
+        lm = lm or _open_hf(config)
+    files = [file for pattern in _HF_WEIGHTS for file in Path(config.model.path).glob(pattern)]
+    if files:
+        return sum(file.stat().st_size for file in files)
+    return sum(tensor.numel() * tensor.element_size() for tensor in lm.model.parameters())
+
+
+def answers_key(config: EvaluationConfig, lm: LM) -> str:
+    """What the database of answers is keyed to: a digest of the model's content and of the settings that matter."""
+    if hasattr(lm, "answers_key"):
+        return str(lm.answers_key())
+    from olive_ext.backends.hf import answers_key
+
+    return answers_key(lm)
+
+
+def execution_of(lm: LM) -> Mapping[str, Any]:
+    """The session's facts; empty for a baseline."""
+    session = getattr(lm, "session", None)
+    facts: Mapping[str, Any] = session.describe_execution() if session is not None else {}
+    return facts

@@ -1,0 +1,135 @@
+"""A tiny Llama with random weights, lm-eval's HFLM on it, and an engine that answers from the very same weights by a
+full forward pass for every question."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.engine.scheduler import Counters
+from olive_ext.engine.types import FinishReason, Request, Result
+from olive_ext.session import Session
+from tests.text.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
+
+MAX_LENGTH = 48
+
+
+@functools.cache
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.35,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class ForwardEngine:
+    """Knows no cache and no batch. After `fails_after` results it raises `error`."""
+
+    def __init__(self, context_length: int = MAX_LENGTH) -> None:
+        self.context_length = context_length
+        self.counters = Counters()
+        self.requests: list[Request] = []
+        self.fails_after: int | None = None
+        self.error: BaseException = KeyboardInterrupt()
+        self.num_closed = 0
+        self.script: Callable[[Request], Sequence[int]] | None = None
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
+        results: dict[int, Result] = {}
+        for index in reversed(range(len(requests))):
+            if self.fails_after is not None and len(self.requests) >= self.fails_after:
+                raise self.error
+            self.requests.append(requests[index])
+            results[index] = self._answer(requests[index])
+            if on_result is not None:
+                on_result(index, results[index])
+        return [results[index] for index in range(len(requests))]
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"providers": ["CPUExecutionProvider"], "num_slots": 1}
+
+    def _answer(self, request: Request) -> Result:
+        tokens = request.tokens
+        assert len(tokens) - (request.generation is None) <= self.context_length
+        self.counters.tokens_fed += len(tokens)
+        if request.generation is not None:
+            return self._generate(request)
+        logprobs = _logprobs(tokens[:-1])[-request.num_targets :]
+        targets = torch.tensor(tokens[-request.num_targets :])
+        picked = logprobs.gather(1, targets[:, None])[:, 0]
+        return Result(tuple(picked.tolist()), tuple((logprobs.argmax(1) == targets).tolist()))
+
+    def _generate(self, request: Request) -> Result:
+        wanted = request.generation
+        assert wanted is not None
+        script = list(self.script(request)) if self.script is not None else None
+        made: list[int] = []
+        while len(made) < wanted.max_new_tokens:
+            if script is not None:
+                token = script.pop(0) if script else EOS
+            elif wanted.sampling.is_greedy:
+                token = int(_logprobs((*request.tokens, *made))[-1].argmax())
+            else:
+                generator = torch.Generator().manual_seed(wanted.sampling.seed + len(made))
+                row = _logprobs((*request.tokens, *made))[-1] / wanted.sampling.temperature
+                token = int(torch.multinomial(row.softmax(0), 1, generator=generator))
+            if token in wanted.stop_ids:
+                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID)
+            made.append(token)
+            if wanted.is_finished is not None and wanted.is_finished(made):
+                return Result(tokens=tuple(made), finish_reason=FinishReason.STOPPED)
+        return Result(tokens=tuple(made), finish_reason=FinishReason.LENGTH)
+
+
+def _logprobs(tokens: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model()(torch.tensor([list(tokens)])).logits[0].float().log_softmax(-1)
+
+
+def session(has_bos: bool = True, engine: ForwardEngine | None = None, template: str | None = TEMPLATE) -> Session:
+    return Session(engine or ForwardEngine(), byte_level(has_bos, template))
+
+
+def ort_lm(has_bos: bool = True, engine: ForwardEngine | None = None, **arguments: Any) -> OrtLM:
+    return OrtLM(session=session(has_bos, engine), **arguments)
+
+
+def hflm(has_bos: bool = True, **arguments: Any) -> HFLM:
+    """Without its cache of logits, which answers wrongly where merged requests differ in target length."""
+    given = {"batch_size": 4, "max_length": MAX_LENGTH, "logits_cache": False, **arguments}
+    return HFLM(pretrained=model(), tokenizer=byte_level(has_bos, TEMPLATE).hf, **given)
+
+
+def instances(kind: str, arguments: Sequence[tuple[Any, ...]], repeats: int = 1) -> list[Instance]:
+    made = [Instance(kind, {}, args, index, ("task", index, repeats)) for index, args in enumerate(arguments)]
+    return [instance for instance in made for _ in range(repeats)]
+
+
+__all__ = ["BOS", "EOS", "IM_END", "ForwardEngine", "hflm", "instances", "model", "ort_lm", "session"]

@@ -1,0 +1,258 @@
+"""What `OrtLM` defines beyond HFLM: edge cases, reasoning, sampling, caching, the constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.model import CachingLM
+from lm_eval.api.registry import get_model
+
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.engine.types import Request
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionError, TaskError
+from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
+from tests.text.tiny import byte_level
+
+
+def score(lm: OrtLM, *pairs: tuple[str, str]) -> list[tuple[float, bool]]:
+    return lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
+
+
+def generate(lm: OrtLM, kwargs: dict[str, Any], *contexts: str, repeats: int = 1) -> list[str]:
+    asked = instances("generate_until", [(context, {"max_gen_toks": 44, **kwargs}) for context in contexts], repeats)
+    return lm.generate_until(asked, disable_tqdm=True)
+
+
+def says(*texts: str | int) -> ForwardEngine:
+    """An engine whose answer to everything is these texts and token ids."""
+    engine, tokenizer = ForwardEngine(), byte_level(True)
+    ids = [part for text in texts for part in ([text] if isinstance(text, int) else tokenizer.encode(text, False))]
+    engine.script = lambda request: ids
+    return engine
+
+
+def test_answers_come_in_the_order_of_requests() -> None:
+    lm = ort_lm()
+    pairs = [("the cat", f" {word}") for word in ("sat", "ran", "dog", "mat", "hat")]
+    assert score(lm, *pairs) == [score(lm, pair)[0] for pair in pairs]
+
+
+def test_no_requests_give_no_answers() -> None:
+    lm = ort_lm()
+    assert score(lm) == generate(lm, {}) == lm.loglikelihood_rolling([], disable_tqdm=True) == []
+
+
+@pytest.mark.parametrize("context", ["", "the cat"])
+def test_empty_continuation_is_certain_and_reaches_no_engine(context: str) -> None:
+    engine = ForwardEngine()
+    assert score(ort_lm(engine=engine), (context, "")) == [(0.0, True)]
+    assert engine.requests == []
+
+
+def test_token_spanning_the_join_is_scored_where_hflm_fails() -> None:
+    lm = ort_lm(has_bos=False)
+    tokenizer = byte_level(False)
+    whole = tokenizer.encode("next")
+    assert len(whole) == 1
+    assert lm._encode_pair("ne", "xt") == ([lm.prefix_token_id], whole)
+    assert score(lm, ("ne", "xt")) == score(lm, ("", "next"))
+
+
+def test_context_of_spaces_counts_as_empty() -> None:
+    lm = ort_lm(has_bos=False)
+    assert score(lm, (" ", "the cat")) == score(lm, ("", " the cat"))
+
+
+def test_target_longer_than_max_length_is_scored_in_windows() -> None:
+    lm = ort_lm()
+    ids = [10 + number % 200 for number in range(MAX_LENGTH * 2 + 5)]
+    (answer,) = lm._loglikelihood_tokens([(None, [lm.prefix_token_id], ids)], disable_tqdm=True)
+    rolled = lm.session.loglikelihood_rolling([ids])
+    assert answer[0] == pytest.approx(rolled[0].logprob)
+
+
+def test_rolling_scores_text_behind_one_bos_by_default() -> None:
+    lm = ort_lm(has_bos=True)
+    text = "the cat sat on the mat"
+    (rolled,) = lm.loglikelihood_rolling(instances("r", [(text,)]), disable_tqdm=True)
+    assert rolled == pytest.approx(score(lm, ("", text))[0][0])
+    (hflms,) = ort_lm(hflm_rolling_bos=True).loglikelihood_rolling(instances("r", [(text,)]), disable_tqdm=True)
+    assert abs(hflms - rolled) > 0.1
+
+
+def test_stop_string_inside_tokens_is_cut_exactly() -> None:
+    assert generate(ort_lm(engine=says("stopped stopping")), {"until": ["opp"]}, "the") == ["st"]
+    assert generate(ort_lm(engine=says("the cat sat")), {"until": ["sat", " c"]}, "the") == ["the"]
+
+
+def test_eos_text_is_a_stop_even_where_it_is_spelt_out() -> None:
+    assert generate(ort_lm(engine=says("the", EOS, "cat")), {"until": []}, "the") == ["the"]
+
+
+def test_special_token_as_stop_ends_the_answer() -> None:
+    assert generate(ort_lm(engine=says("the", IM_END, "cat")), {"until": ["<|im_end|>"]}, "the") == ["the"]
+
+
+THOUGHT = ("what is it?\n\na thing</think>\n\nthe cat\n\nthe dog",)
+
+
+def test_stops_count_behind_the_reasoning_only() -> None:
+    lm = ort_lm(engine=says(*THOUGHT), think_end_token="</think>")
+    assert generate(lm, {"until": ["\n\n"]}, "the") == ["the cat"]
+    assert generate(ort_lm(engine=says(*THOUGHT)), {"until": ["\n\n"]}, "the") == ["what is it?"]
+
+
+@pytest.mark.parametrize("end", [IM_END, str(IM_END), "<|im_end|>"])
+def test_end_of_reasoning_may_be_a_special_token(end: int | str) -> None:
+    engine = says("what\n\n", IM_END, "is", IM_END, "\n\n the cat\n\nthe dog")
+    assert generate(ort_lm(engine=engine, think_end_token=end), {"until": ["\n\n"]}, "the") == ["the cat"]
+
+
+def test_special_token_ends_the_answer_behind_reasoning_too() -> None:
+    engine = says("what</think>the cat", IM_END, "the dog")
+    lm = ort_lm(engine=engine, think_end_token="</think>")
+    assert generate(lm, {"until": ["<|im_end|>"], "max_gen_toks": 40}, "the") == ["the cat"]
+
+
+def test_enable_thinking_refuses_tasks_that_score() -> None:
+    with pytest.raises(ConfigError, match="think_end_token"):
+        ort_lm(enable_thinking=True)
+    with pytest.raises(TaskError, match=r"enable_thinking.*task"):
+        score(ort_lm(enable_thinking=True, think_end_token="</think>"), ("a", "b"))
+
+
+def test_long_prompt_keeps_its_end() -> None:
+    engine = ForwardEngine()
+    context = "the cat sat on the mat and " * 20
+    generate(ort_lm(engine=engine), {"max_gen_toks": 8}, context)
+    (request,) = engine.requests
+    assert request.tokens == tuple(byte_level(True).encode(context)[-(MAX_LENGTH - 8) :])
+
+
+def test_equal_greedy_requests_are_generated_once() -> None:
+    engine = ForwardEngine()
+    texts = generate(ort_lm(engine=engine), {"max_gen_toks": 5}, "the", "the cat", repeats=3)
+    assert len(engine.requests) == 2
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_repeats_of_a_sampled_request_differ_and_come_again() -> None:
+    kwargs = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 8}
+    texts = generate(ort_lm(), kwargs, "the", repeats=6)
+    assert len(set(texts)) > 3
+    assert texts == generate(ort_lm(), kwargs, "the", repeats=6)
+    assert texts != generate(ort_lm(seed=1), kwargs, "the", repeats=6)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "named"),
+    [
+        ({"num_beams": 4}, "num_beams"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"max_gen_toks": 0}, "max_gen_toks"),
+        ({"max_gen_toks": MAX_LENGTH}, "max_gen_toks"),
+        ({"until": 3}, "until"),
+    ],
+)
+def test_generation_settings_that_cannot_be_followed_are_refused(kwargs: dict[str, Any], named: str) -> None:
+    engine = ForwardEngine()
+    with pytest.raises(OliveExtError, match=named):
+        generate(ort_lm(engine=engine), kwargs, "the")
+    assert engine.requests == []
+
+
+def test_gen_kwargs_stay_as_they_were() -> None:
+    kwargs = {"until": ["\n"], "max_gen_toks": 3}
+    generate(ort_lm(), kwargs, "the")
+    assert kwargs == {"until": ["\n"], "max_gen_toks": 3}
+
+
+def asked_of_every_kind(lm: Any) -> None:
+    lm.loglikelihood(instances("l", [("the", f" {word}") for word in ("cat", "dog", "hat")] + [("a", "")]))
+    lm.loglikelihood_rolling(instances("r", [("the cat",), ("the dog",), ("",)]))
+    lm.generate_until(instances("g", [("the", {"until": ["\n"], "max_gen_toks": 4}), ("a", {"max_gen_toks": 4})], 2))
+
+
+@pytest.mark.parametrize("num_done", range(1, 7))
+def test_interrupted_run_computes_nothing_twice(tmp_path: Path, num_done: int) -> None:
+    first = ForwardEngine()
+    first.fails_after = num_done
+    lm = ort_lm(engine=first)
+    with pytest.raises(KeyboardInterrupt):
+        asked_of_every_kind(CachingLM(lm, str(tmp_path / "answers.db")))
+    assert lm.cache_hook.dbdict is not None
+    lm.cache_hook.dbdict.close()
+    second = ForwardEngine()
+    asked_of_every_kind(CachingLM(ort_lm(engine=second), str(tmp_path / "answers.db")))
+    whole = ForwardEngine()
+    asked_of_every_kind(ort_lm(engine=whole))
+    done = [_identity(request) for request in first.requests + second.requests]
+    assert sorted(done) == sorted(_identity(request) for request in whole.requests)
+
+
+def _identity(request: Request) -> tuple[Sequence[int], int, bool]:
+    return request.tokens, request.num_targets, request.generation is not None
+
+
+def test_answers_key_follows_what_decides_an_answer() -> None:
+    assert ort_lm().answers_key() == ort_lm(batch_size=3).answers_key()
+    others = [ort_lm(add_bos_token=False), ort_lm(seed=3), ort_lm(engine=ForwardEngine(context_length=40))]
+    assert len({lm.answers_key() for lm in (ort_lm(), *others)}) == 4
+
+
+@pytest.mark.parametrize("batch_size", [4, "8", "auto", "auto:4"])
+def test_batch_size_is_taken_as_lm_eval_writes_it(batch_size: int | str) -> None:
+    lm = ort_lm(batch_size=batch_size, max_batch_size=16, device="cpu")
+    assert str(lm.batch_size) == str(batch_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"max_lenght": 3}, "max_length"),
+        ({"batch_size": "many"}, "batch_size"),
+        ({"pretrained": "there"}, "pretrained"),
+        ({"max_length": 12}, "max_length"),
+        ({"max_gen_toks": 0}, "max_gen_toks"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        OrtLM(session=session(), **arguments)
+
+
+def test_neither_path_nor_session_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pretrained"):
+        OrtLM()
+
+
+def test_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        OrtLM(str(tmp_path / "nowhere"))
+
+
+def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:
+    engine = ForwardEngine()
+    with ort_lm(engine=engine) as lm:
+        lm.close()
+    lm.close()
+    assert engine.num_closed == 0
+    with pytest.raises(SessionError):
+        score(lm, ("a", "b"))
+
+
+def test_model_is_registered_beside_lm_evals_own() -> None:
+    assert get_model("olive-ext") is OrtLM
+    assert get_model("onnxruntime") is not OrtLM
+
+
+def test_model_info_is_plain_and_counts() -> None:
+    lm = ort_lm()
+    score(lm, ("a", "b"))
+    info = lm.get_model_info()
+    assert info["execution"]["counters"]["tokens_fed"] > 0
+    assert info["execution"]["providers"] == ["CPUExecutionProvider"]
+    assert {"olive-ext", "lm-eval"} <= set(info["versions"])

@@ -1,0 +1,197 @@
+"""`evaluate` end to end on a session that answers from a tiny model, with HFLM on the same weights beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
+from olive_ext.report import Metric, Report, from_json
+from olive_ext.run import evaluate
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
+from tests.text.tiny import byte_level
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "tasks")
+
+
+def config(folder: Path, tasks: list[Any] | None = None, **settings: Any) -> EvaluationConfig:
+    given = {"tasks": tasks or NAMES, "include_path": str(folder), "bootstrap_iters": 0, **settings}
+    return EvaluationConfig.parse({"model": {"path": "nowhere"}, **given})
+
+
+def numbers(report: Report) -> dict[tuple[str, str, str], float]:
+    return {(metric.task, metric.metric, metric.filter): metric.value for metric in report.metrics}
+
+
+def test_metrics_are_hflms(folder: Path) -> None:
+    ours = evaluate(config(folder), lm=ort_lm(has_bos=False))
+    theirs = evaluate(config(folder), lm=hflm(has_bos=False))
+    assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-5)
+    assert set(numbers(ours)) == {
+        ("tiny_choice", "acc", "none"),
+        ("tiny_choice", "acc_norm", "none"),
+        ("tiny_rolling", "word_perplexity", "none"),
+        ("tiny_rolling", "bits_per_byte", "none"),
+        ("tiny_generate", "exact_match", "strict"),
+        ("tiny_generate", "exact_match", "loose"),
+    }
+
+
+def test_chat_template_metrics_are_hflms(folder: Path) -> None:
+    chat = {"apply_chat_template": True, "system_instruction": "be short", "tasks": ["tiny_choice"]}
+    ours = evaluate(config(folder, **chat), lm=ort_lm())
+    theirs = evaluate(config(folder, **chat), lm=hflm())
+    assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-5)
+
+
+def test_report_says_what_ran(folder: Path) -> None:
+    report = evaluate(config(folder, limit=4), lm=ort_lm())
+    perplexity = next(metric for metric in report.metrics if metric.metric == "word_perplexity")
+    assert not perplexity.higher_is_better
+    assert (perplexity.n, perplexity.stderr) == (4, None)
+    assert all(metric.higher_is_better for metric in report.metrics if metric.metric.startswith("acc"))
+    assert report.engine["tokens_fed"] > 0
+    assert 0 <= report.engine["seconds_load"] <= report.engine["seconds"]
+    assert report.providers == ({"name": "CPUExecutionProvider"},)
+    assert report.model["kind"] == "onnx"
+    assert report.config["limit"] == 4
+    assert {"lm-eval", "olive-ext"} <= set(report.versions)
+    assert "samples" not in report.results
+    assert "sample_len" not in {metric.metric for metric in report.metrics}
+
+
+def test_error_bars_and_groups_are_kept(folder: Path) -> None:
+    report = evaluate(config(folder, ["tiny_group"], bootstrap_iters=10), lm=ort_lm())
+    found = {(metric.task, metric.metric): metric for metric in report.metrics}
+    assert found["tiny_choice", "acc"].stderr is not None
+    assert found["tiny_group", "acc"].n == 6
+    assert found["tiny_group", "acc"].value == found["tiny_choice", "acc"].value
+
+
+def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = evaluate(config(folder, output_dir=str(out), sample_log_num=2), lm=ort_lm())
+    assert from_json((out / "report.json").read_text()).metrics == report.metrics
+    assert sorted(path.name for path in out.iterdir()) == [
+        "report.json",
+        "report.md",
+        "samples_tiny_choice.jsonl",
+        "samples_tiny_generate.jsonl",
+        "samples_tiny_rolling.jsonl",
+    ]
+    lines = [json.loads(line) for line in (out / "samples_tiny_generate.jsonl").read_text().splitlines()]
+    assert [(line["doc_id"], line["filter"]) for line in lines] == [
+        (0, "strict"),
+        (1, "strict"),
+        (0, "loose"),
+        (1, "loose"),
+    ]
+    assert lines[0]["arguments"]["gen_args_0"]["arg_0"] == "the"
+    assert lines[0]["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 6
+
+
+def test_samples_without_a_folder_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="sample_log_dir"):
+        evaluate(config(folder, sample_log_num=2), lm=ort_lm())
+
+
+def test_interrupted_run_resumes_and_computes_nothing_twice(folder: Path, tmp_path: Path) -> None:
+    stem = str(tmp_path / "cache" / "answers")
+    whole = ForwardEngine()
+    expected = evaluate(config(folder), lm=ort_lm(engine=whole))
+    first = ForwardEngine()
+    first.fails_after = len(whole.requests) // 2
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=first))
+    second = ForwardEngine()
+    report = evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=second))
+    assert numbers(report) == numbers(expected)
+    assert len(first.requests) + len(second.requests) == len(whole.requests)
+    third = ForwardEngine()
+    assert numbers(evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=third))) == numbers(expected)
+    assert third.requests == []
+
+
+def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: Path) -> None:
+    stem = str(tmp_path / "answers")
+    evaluate(config(folder, use_cache=stem), lm=ort_lm())
+    other = ForwardEngine(context_length=40)
+    evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=other))
+    assert other.requests
+    evaluate(config(folder, use_cache=stem), lm=hflm())
+    assert len(list(tmp_path.glob("answers_*.db"))) == 3
+
+
+def test_unknown_task_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"missing\.yaml"):
+        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]))
+
+
+def test_missing_model_is_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        evaluate(config(folder))
+
+
+def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(TaskError, match=r"^the evaluation stopped: KeyError: 'no such field'$"):
+        evaluate(config(folder, ["tiny_broken"], output_dir=str(out), sample_log_num=1), lm=ort_lm())
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("error", "kind"), [(MemoryError("full"), RunError), (RunError("step 3"), RunError)])
+def test_failing_machine_is_a_run_error(folder: Path, error: Exception, kind: type[OliveExtError]) -> None:
+    engine = ForwardEngine()
+    engine.fails_after, engine.error = 3, error
+    with pytest.raises(kind):
+        evaluate(config(folder), lm=ort_lm(engine=engine))
+
+
+def test_given_model_stays_open(folder: Path) -> None:
+    engine = ForwardEngine()
+    lm = ort_lm(engine=engine)
+    evaluate(config(folder, ["tiny_choice"]), lm=lm)
+    evaluate(config(folder, ["tiny_choice"]), lm=lm)
+    assert engine.num_closed == 0
+
+
+def test_hf_model_is_opened_measured_and_scored(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hf"
+    model().save_pretrained(path)
+    byte_level(False).hf.save_pretrained(path)
+    values = {"path": str(path)}
+    given = EvaluationConfig.parse(
+        {"model": values, "tasks": ["size_on_disk", "tiny_choice"], "include_path": str(folder), "max_length": 48,
+         "device": "cpu", "bootstrap_iters": 0}
+    )  # fmt: skip
+    report = evaluate(given)
+    assert report.model["kind"] == "hf"
+    size = (path / "model.safetensors").stat().st_size
+    assert report.metrics[-1] == Metric("size_on_disk", "bytes", "none", float(size), None, False, None)
+    assert (
+        report.metrics[0].value == evaluate(config(folder, ["tiny_choice"]), lm=ort_lm(has_bos=False)).metrics[0].value
+    )
+
+
+def test_size_alone_opens_no_model(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])], [value])  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    byte_level(False).hf.save_pretrained(tmp_path)
+    given = EvaluationConfig.parse({"model": {"path": str(tmp_path)}, "tasks": ["size_on_disk"]})
+    (metric,) = evaluate(given).metrics
+    assert metric.value == (tmp_path / "model.onnx").stat().st_size
+    assert math.isfinite(metric.value)
