@@ -1,0 +1,76 @@
+"""Refuses what cannot work before Olive's engine runs anything. Looks only at this package's blocks of a recipe.
+
+Olive itself looks into an evaluator's keys when it makes the evaluator, which is after the passes, and drops unknown
+keys of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.systems.common import SystemType
+
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationSettings
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model.folders import is_hub_name
+from olive_ext.workflow.passes import parse
+from olive_ext.workflow.results import check_declared
+
+USER_SCRIPT = Path(__file__).with_name("user_script.py")
+
+
+def is_ours(evaluator: Any) -> bool:
+    """Whether an evaluator configuration has this package's type."""
+    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type == EVALUATOR_TYPE
+
+
+def is_our_pass(pass_type: str) -> bool:
+    """Olive reads pass types without regard to case or to a leading path."""
+    return pass_type.rpartition(".")[2].lower() == PASS_TYPE.lower()
+
+
+def refuse(engine: Any, input_model: Any) -> None:
+    """Checks an engine that is about to run; raises `ConfigError` or `ModelError`."""
+    evaluators = list(our_evaluators(engine))
+    passes = [(name, config) for name, config in _passes(engine) if is_our_pass(config.type)]
+    for where, evaluator in evaluators:
+        EvaluationSettings.parse(evaluator.type_args, where)
+        check_declared(evaluator.metrics, where)
+    for name, config in passes:
+        parse(config.config or {}, f"passes.{name}")
+    if evaluators or passes:
+        _refuse_missing_model(input_model)
+    if engine.target_config.type == SystemType.PythonEnvironment:
+        for name, _ in passes:
+            raise ConfigError(
+                f"'passes.{name}': {PASS_TYPE} cannot run in a PythonEnvironment system, whose process knows Olive's "
+                f"own passes only; use the evaluator {EVALUATOR_TYPE} or a LocalSystem"
+            )
+        for _, evaluator in evaluators:
+            evaluator.user_script = evaluator.user_script or str(USER_SCRIPT)
+
+
+def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
+    """This package's evaluators of an engine, each with its place in the recipe."""
+    if is_ours(engine.evaluator_config):
+        yield f"evaluators.{engine.evaluator_config.name or 'evaluator'}", engine.evaluator_config
+    for name, config in _passes(engine):
+        if is_ours(config.evaluator):
+            yield f"evaluators.{config.evaluator.name or name}", config.evaluator
+
+
+def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
+    for name, configs in (engine.input_passes_configs or {}).items():
+        yield from ((name, config) for config in configs)
+
+
+def _refuse_missing_model(input_model: Any) -> None:
+    """Olive takes a path that does not exist for the name of a model on a hub, and asks there."""
+    path = input_model.config.get("model_path")
+    if not isinstance(path, str) or Path(path).exists() or path.startswith("azureml:"):
+        return
+    if input_model.type.lower() == "onnxmodel" or not is_hub_name(path):
+        raise ModelError(f"'input_model.model_path' = '{path}': no such file or folder")

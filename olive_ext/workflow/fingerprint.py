@@ -1,0 +1,62 @@
+"""What decides an evaluation's numbers besides the recipe, as a digest for Olive's caches.
+
+Olive keys its caches to the recipe and to a part of the model's files only. Knows no cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from olive_ext.backends.versions import versions
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ModelError
+from olive_ext.model import content_hash, locate
+
+_TASK_FILES = (".yaml", ".yml")
+_DIGEST_BYTES = 8
+
+
+def environment(settings: EvaluationSettings) -> str:
+    """Digest (16 hex digits) of the versions in use and of the task files that the settings name.
+
+    Files count by size and time of change: data sets lie among them.
+    """
+    files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(set(_task_files(settings)))]
+    return digest({"versions": versions(), "files": files})
+
+
+def missed_weights(model_type: str, model_config: dict[str, Any]) -> str:
+    """Digest of the model's files where Olive's model id leaves out the external data: an ONNX model given as a file.
+
+    Empty for other models, and where the files cannot be found: the evaluation then says so itself.
+    """
+    path = model_config.get("model_path")
+    if model_type.lower() != "onnxmodel" or not isinstance(path, str) or not Path(path).is_file():
+        return ""
+    try:
+        return content_hash(locate(path, extra_tokenizer_candidates=[str(Path(path).parent)]))
+    except ModelError:
+        return ""
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of anything that JSON can say."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _task_files(settings: EvaluationSettings) -> Iterator[Path]:
+    written = settings.include_path or []
+    for folder in [written] if isinstance(written, str) else written:
+        yield from _files(Path(folder), "**/*")
+    for task in settings.tasks:
+        if isinstance(task, str) and task.lower().endswith(_TASK_FILES):
+            yield from _files(Path(task).parent, "*")
+
+
+def _files(folder: Path, pattern: str) -> Iterator[Path]:
+    return (path for path in folder.glob(pattern) if path.is_file() and "__pycache__" not in path.parts)

@@ -1,0 +1,233 @@
+"""What Olive hands over (a model handler, a device, execution providers) in this package's own configuration.
+
+Opens no ONNX model; loads Hugging Face models, which only the handler knows how to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
+
+from olive_ext.config import EvaluationConfig, EvaluationSettings
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model import locate
+from olive_ext.model.locate import read_outline
+from olive_ext.workflow.log import logger
+
+_DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
+_GENAI_CONFIG = "genai_config.json"
+_UNSUPPORTED = ("external_initializers_file_name", "constant_inputs_file_name")
+
+
+def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
+    """The whole configuration for an `ONNXModelHandler`.
+
+    Providers, in this order: the settings', the model's `inference_settings`, Olive's. Raises `ModelError`,
+    `ConfigError`.
+    """
+    if settings.model_class == "hf":
+        raise ConfigError("'model_class' = 'hf', but Olive hands over an ONNX model: leave 'model_class' out")
+    for key in _UNSUPPORTED:
+        if getattr(model, key, None):
+            raise ModelError(f"the ONNX model has {key} = '{getattr(model, key)}', which is not supported")
+    if getattr(model, "use_ort_extensions", False):
+        raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
+    path, name = _place(model)
+    option = settings.model_args.get("tokenizer")
+    files = locate(path, name, option, extra_tokenizer_candidates=_tokenizer_candidates(model))
+    values = {
+        **written(settings),
+        **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),
+        "model": {"path": str(path), "kind": "onnx", "onnx_file_name": name, "tokenizer": files.tokenizer},
+    }
+    return EvaluationConfig.parse(values)
+
+
+def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
+    """The whole configuration for an `HfModelHandler`. `model_class` speaks of ONNX models and is not asked."""
+    values = {**written(settings), "model": {"path": str(model.model_name_or_path), "kind": "hf"}}
+    return EvaluationConfig.parse(values)
+
+
+def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
+    """lm-eval's Hugging Face model over what the handler loads: its adapters and load arguments count."""
+    from olive_ext.backends.hf import open_hf
+
+    arguments = dict(config.model_args)
+    if isinstance(config.apply_chat_template, str):
+        chosen = {"chat_template": config.apply_chat_template}
+        arguments["chat_template_args"] = {**chosen, **arguments.get("chat_template_args", {})}
+    place = torch_device(config.device, device)
+    loaded = model.load_model(cache_model=False).eval().to(place)
+    return open_hf(
+        loaded,
+        tokenizer=model.get_hf_tokenizer(),
+        device=place,
+        batch_size=config.batch_size,
+        max_length=config.max_length,
+        model_args=arguments,
+    )
+
+
+def torch_device(written_device: str | None, handed_over: Any) -> str:
+    """The setting, else Olive's device; torch knows no NPU, there the baseline runs on the CPU."""
+    import torch
+
+    name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
+    place = written_device or name
+    place = "cuda" if place.lower() == "gpu" else place
+    if written_device is None and place not in ("cpu", "cuda"):
+        logger.info("the Hugging Face baseline runs on the CPU: torch has no device '%s'", name)
+        place = "cpu"
+    try:
+        kind = torch.device(place).type
+    except RuntimeError as error:
+        raise ConfigError(f"'device' = {place!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        origin = "'device'" if written_device else "Olive's accelerator"
+        raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
+    return place
+
+
+def written(settings: EvaluationSettings) -> dict[str, Any]:
+    """The settings that were given, so that defaults stay defaults."""
+    return {name: getattr(settings, name) for name in settings.model_fields_set}
+
+
+def text_decoder(model: Any) -> Any:
+    """The `ONNXModelHandler` of a composite model's text decoder.
+
+    That is what the package's genai_config.json names, else the only component that returns logits, else the one of
+    those with a decoder's name. Raises `ModelError` that lists the components.
+    """
+    for folder in _package_folders(model):
+        if (folder / _GENAI_CONFIG).is_file():
+            files = locate(folder, extra_tokenizer_candidates=_tokenizer_candidates(model))
+            name = files.decoder.relative_to(files.directory).as_posix()
+            return ONNXModelHandler(
+                str(files.directory),
+                onnx_file_name=name,
+                inference_settings=_inference_settings(model, files.decoder),
+                model_attributes=model.model_attributes,
+            )
+    components = dict(model.get_model_components())
+    graphs = {name: part for name, part in components.items() if _returns_logits(part)}
+    if len(graphs) == 1:
+        return next(iter(graphs.values()))
+    named = [graphs[name] for name in _DECODER_NAMES if name in graphs]
+    if named:
+        return named[0]
+    listed = ", ".join(components)
+    raise ModelError(
+        f"several components of the composite model return logits ({', '.join(graphs)}); "
+        f"one of them must be named {' or '.join(repr(name) for name in _DECODER_NAMES)}"
+        if graphs
+        else f"no component of the composite model is a text decoder: none of {listed} returns logits"
+    )
+
+
+def label(path: str) -> str:
+    """A folder name for the model at `path`: Olive's model id where it lies in Olive's cache, else its last name.
+
+    An .onnx file is called by its own name, or its folder's where it is just "model".
+    """
+    place = Path(path).resolve() if Path(path).exists() else Path(path)
+    folder = place.parent if place.suffix == ".onnx" else place
+    for parent in (folder, *folder.parents):
+        if parent.name == "models" and parent.parent.parent.name == "runs":
+            return parent.parent.name
+    own = place.stem if place.suffix == ".onnx" and place.stem != "model" else folder.name
+    return own or "model"
+
+
+def _place(model: Any) -> tuple[Path, str | None]:
+    """The folder and the file in it where Olive names a folder, so that a package is seen as one; else the file."""
+    resource, graph = Path(model.get_resource("model_path")), Path(model.model_path)
+    return (resource, graph.relative_to(resource).as_posix()) if resource.is_dir() else (graph, None)
+
+
+def _tokenizer_candidates(model: Any) -> list[str]:
+    """Folders of the files that travel with the model, then the name of the model it was made from."""
+    attributes = model.model_attributes or {}
+    folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
+    origin = attributes.get("_name_or_path")
+    return list(dict.fromkeys([*folders, *([str(origin)] if origin else [])]))
+
+
+def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execution_providers: Any) -> dict[str, Any]:
+    """The keys that say where and how the model runs, as far as the settings leave them open."""
+    engine = _engine_settings(settings, inference.get("session_options") or {})
+    values: dict[str, Any] = {"engine": engine} if engine else {}
+    if settings.execution_provider is not None:
+        return values
+    if inference.get("execution_provider"):
+        values["execution_provider"] = _names(inference["execution_provider"])
+        options = inference.get("provider_options")
+        if options and settings.provider_options is None:
+            values["provider_options"] = [dict(entry or {}) for entry in options]
+    elif execution_providers:
+        values["execution_provider"] = _names(execution_providers)
+    return values
+
+
+def _names(providers: Any) -> list[Any]:
+    """Olive's forms: one name, names, or (name, options) pairs."""
+    entries = [providers] if isinstance(providers, str) else list(providers)
+    return [str(entry) if isinstance(entry, str) else tuple(entry) for entry in entries]
+
+
+def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
+    """`inference_settings.session_options` as engine settings; the recipe's own win."""
+    found: dict[str, Any] = {}
+    options = dict(session_options)
+    threads = options.pop("intra_op_num_threads", None)
+    if threads:
+        found["num_threads"] = threads
+    extra = options.pop("extra_session_config", None)
+    given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
+    if extra:
+        found["session_options"] = {
+            **{str(key): str(value) for key, value in extra.items()},
+            **given.pop("session_options", {}),
+        }
+    if options:
+        logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
+    return {**found, **given} if found else {}
+
+
+def _package_folders(model: Any) -> Sequence[Path]:
+    root = model.get_resource("model_path")
+    files = (model.model_attributes or {}).get("additional_files") or []
+    return [*([Path(root)] if root else []), *(Path(file).parent for file in files)]
+
+
+def _inference_settings(model: Any, decoder: Path) -> dict[str, Any] | None:
+    for _, part in model.get_model_components():
+        if isinstance(part, ONNXModelHandler) and Path(part.model_path).resolve() == decoder.resolve():
+            settings: dict[str, Any] | None = part.inference_settings
+            return settings
+    return None
+
+
+def _returns_logits(part: Any) -> bool:
+    return isinstance(part, ONNXModelHandler) and read_outline(Path(part.model_path)).has_logits
+
+
+KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (HfModelHandler, "hf", lambda model: model),
+    (ONNXModelHandler, "onnx", lambda model: model),
+    (CompositeModelHandler, "onnx", text_decoder),
+)
+"""Handler class, what it is to us, and how to get from the handler to the model that is evaluated."""
+
+
+def resolve(model: Any) -> tuple[str, Any]:
+    """("hf" or "onnx", the handler to evaluate); `ModelError` for a handler of another kind."""
+    for handler, kind, unwrap in KINDS:
+        if isinstance(model, handler):
+            return kind, unwrap(model)
+    taken = ", ".join(handler.__name__ for handler, _, _ in KINDS)
+    raise ModelError(f"Olive hands over a {type(model).__name__}, which cannot be evaluated; {taken} can")

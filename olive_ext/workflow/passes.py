@@ -1,0 +1,102 @@
+"""The pass type `OrtLMEvaluation`: measures a model and hands it on unchanged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from olive.passes import Pass
+from olive.passes.pass_config import PassConfigParam
+
+from olive_ext.config import PASS_TYPE, EvaluationSettings, Strict
+from olive_ext.report import Report, write
+from olive_ext.workflow.fingerprint import environment
+from olive_ext.workflow.measure import measure, surfaced
+
+FINGERPRINT = "fingerprint"
+_DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
+
+
+def parameters() -> dict[str, Any]:
+    """Olive's parameters of the pass, one for each field of `EvaluationSettings`, described by its docstring."""
+    found = {
+        name: PassConfigParam(
+            type_=field.annotation,
+            required=field.is_required(),
+            default_value=None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
+            description=" ".join((field.description or "").split()),
+        )
+        for name, field in EvaluationSettings.model_fields.items()
+    }
+    return {**found, FINGERPRINT: PassConfigParam(type_=str, default_value=None, description=_DESCRIPTION)}
+
+
+def parse(values: dict[str, Any], where: str = PASS_TYPE) -> EvaluationSettings:
+    """The settings in a pass configuration; raises `ConfigError` for unknown keys, which Olive would drop silently."""
+    return EvaluationSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
+
+
+class OrtLMEvaluation(Pass):  # type: ignore[misc]
+    """Scores a model with lm-eval tasks between or behind other passes; also composite models, which Olive gives to no
+    evaluator. report.json and report.md travel with the model as additional files."""
+
+    _accepts_composite_model = True
+    measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
+    """How a handler becomes a report; a subclass may have another way."""
+
+    @staticmethod
+    def is_accelerator_agnostic(accelerator_spec: Any) -> bool:
+        """A measurement belongs to the accelerator that it was made on."""
+        return False
+
+    @classmethod
+    def _default_config(cls, accelerator_spec: Any) -> dict[str, Any]:
+        return parameters()
+
+    @classmethod
+    def get_config_params(
+        cls, accelerator_spec: Any, config: dict[str, Any] | None = None, disable_search: bool | None = False
+    ) -> Any:
+        """As Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
+        given = dict(config or {})
+        marked = {**given, FINGERPRINT: environment(parse(given))}
+        return super().get_config_params(accelerator_spec, marked, disable_search)
+
+    def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
+        """A copy of `model` whose `additional_files` also name the report, which lies in `output_model_path`."""
+        values = config.model_dump()
+        given = {name: value for name, value in values.items() if value != parameters()[name].default_value}
+        report = type(self).measure(
+            model,
+            parse(copy.deepcopy(given)),
+            device=self.accelerator_spec.accelerator_type,
+            execution_providers=self.accelerator_spec.execution_provider,
+        )
+        output = copy.deepcopy(model)
+        attributes = dict(output.model_attributes or {})
+        carried = [str(file) for file in attributes.get("additional_files") or []]
+        with surfaced("the report cannot be kept with the model"):
+            folder = Path(output_model_path)
+            files = _write_beside(report, folder.parent if folder.suffix == ".onnx" else folder, carried)
+        output.model_attributes = {**attributes, "additional_files": sorted({*carried, *files})}
+        return output
+
+
+def _write_beside(report: Report, folder: Path, carried: list[str]) -> list[str]:
+    """Writes the report under names that no file carried along has: a model may be measured more than once."""
+    taken = {Path(file).name for file in carried}
+    paths = write(report, folder)
+    number = 1
+    while any(_numbered(path, number).name in taken for path in paths):
+        number += 1
+    return [str(path.replace(_numbered(path, number))) for path in paths]
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value

@@ -1,0 +1,120 @@
+"""A report as Olive's `MetricResult`, and the metrics that a recipe declares for goals and search.
+
+Olive knows only its own names of metrics ("accuracy_score", "bytes"); what they stand for is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from olive.evaluator.metric_result import MetricResult, joint_metric_key
+
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric, Report, has_several_filters
+
+SIZE_ON_DISK = "size_on_disk"
+_TYPES = ("accuracy", SIZE_ON_DISK)
+_STANDS_FOR = {
+    "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
+    "f1_score": ("f1", "f1_score"),
+    "perplexity": ("word_perplexity", "perplexity", "token_perplexity", "byte_perplexity"),
+}
+"""lm-eval's metrics that one of Olive's sub types may mean, the first that the task has. Others mean their own name."""
+
+
+def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
+    """Every metric of the report under `key`, none with a priority, and beside them the declared ones.
+
+    `declared` are Olive's `Metric` objects. Raises `ConfigError` for one that the report cannot answer.
+    """
+    found = {key(metric, report): _entry(metric, -1) for metric in report.metrics}
+    for metric in declared:
+        for sub_type in metric.sub_types:
+            value = _answer(metric, sub_type, report)
+            found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
+    return MetricResult.model_validate(found)
+
+
+def key(metric: Metric, report: Report) -> str:
+    """`<task>-<metric>`, with `,<filter>` where the task has several filters.
+
+    Olive takes what is behind the last "-" for the metric, so that metric and filter get "_" in its place.
+    """
+    name = metric.metric
+    if has_several_filters(report, metric.task):
+        name = f"{name},{metric.filter}"
+    return str(joint_metric_key(metric.task, name.replace("-", "_")))
+
+
+def check_declared(declared: Iterable[Any], where: str) -> None:
+    """Raises `ConfigError` for a metric of a type that can never be answered; told before anything runs."""
+    for metric in declared:
+        if _text(metric.type) not in _TYPES:
+            raise ConfigError(
+                f"'{where}.metrics' has '{metric.name}' of type '{_text(metric.type)}': give {' or '.join(_TYPES)}"
+            )
+
+
+def with_declared_size(settings: EvaluationSettings, declared: Sequence[Any]) -> EvaluationSettings:
+    """`settings` that also ask for the model's size where a declared metric needs it."""
+    is_wanted = any(_text(metric.type) == SIZE_ON_DISK for metric in declared)
+    if not is_wanted or SIZE_ON_DISK in settings.tasks:
+        return settings
+    return settings.model_copy(update={"tasks": [*settings.tasks, SIZE_ON_DISK]})
+
+
+def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
+    sub_name = _text(sub_type.name)
+    if _text(declared.type) == SIZE_ON_DISK:
+        candidates = [metric for metric in report.metrics if metric.task == SIZE_ON_DISK]
+    else:
+        candidates = _of_task(declared.name, sub_name, report)
+    if len(candidates) != 1:
+        problem = "stands for several metrics" if candidates else "is not among the results"
+        raise ConfigError(
+            f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
+            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {_listed(candidates or report.metrics)}'
+        )
+    answer = candidates[0]
+    if answer.higher_is_better != bool(sub_type.higher_is_better):
+        raise ConfigError(
+            f"the declared metric '{declared.name}' says higher_is_better = {str(sub_type.higher_is_better).lower()}, "
+            f"but of {answer.task}/{answer.metric} {'higher' if answer.higher_is_better else 'lower'} values are better"
+        )
+    return answer
+
+
+def _of_task(name: str, sub_name: str, report: Report) -> list[Metric]:
+    """The metrics that a declared name and sub type mean; exactly one where all is well."""
+    own = [metric for metric in report.metrics if metric.task == name]
+    if not own:
+        return [metric for metric in report.metrics if name in _long_names(metric)]
+    for meaning in (*_STANDS_FOR.get(sub_name, ()), sub_name):
+        found = [metric for metric in own if metric.metric == meaning]
+        if found:
+            return found
+    return own if sub_name == "accuracy_score" and len(own) == 1 else []
+
+
+def _long_names(metric: Metric) -> tuple[str, str]:
+    short = f"{metric.task}/{metric.metric}"
+    return short, f"{short},{metric.filter}"
+
+
+def _listed(metrics: Iterable[Metric]) -> str:
+    listed = list(metrics)
+    names = [_long_names(metric) for metric in listed]
+    short = [name for name, _ in names]
+    return ", ".join(long if short.count(name) > 1 else name for name, long in names)
+
+
+def _entry(metric: Metric, priority: int) -> dict[str, Any]:
+    value = int(metric.value) if metric.task == SIZE_ON_DISK else metric.value
+    return {"value": value, "priority": priority, "higher_is_better": metric.higher_is_better}
+
+
+def _text(name: Any) -> str:
+    """Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
+    return str(getattr(name, "value", name))
