@@ -1,0 +1,222 @@
+"""What is added to Olive's engine, on an engine that does nothing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.model import ModelConfig
+
+from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
+from olive_ext.workflow.engine import mend, watched_runs
+from tests.exports import genai_export
+
+
+class Target:
+    type = "LocalSystem"
+
+
+class Output:
+    def __init__(self, has_model: bool, metrics: Any) -> None:
+        self._has_model, self._metrics = has_model, metrics
+
+    def has_output_model(self) -> bool:
+        return self._has_model
+
+    def get_input_model_metrics(self) -> Any:
+        return self._metrics
+
+
+def new_engine() -> Any:
+    """A class with the methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
+
+    class FakeEngine:
+        target_config = Target()
+        input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
+
+        def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
+            self.evaluator_config, self.error = evaluator, error
+            self.cache: dict[str, Any] = {}
+            self.num_evaluations = 0
+
+        def initialize(self) -> None:
+            for metric in self.evaluator_config.metrics:
+                metric.name = str(Path(metric.name).resolve())
+
+        def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+            self.initialize()
+            try:
+                signal = self._evaluate_model(input_model_config, "id", self.evaluator_config, None)
+            except OliveExtError:
+                signal = None
+            return Output(False, signal)
+
+        def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+            signal = self._load_evaluation(model_id)
+            if signal is None:
+                if self.error is not None:
+                    raise self.error
+                self.num_evaluations += 1
+                signal = self.num_evaluations
+                self._cache_evaluation(model_id, signal)
+            return signal
+
+        def _load_evaluation(self, model_id: str) -> Any:
+            return self.cache.get(model_id)
+
+        def _cache_evaluation(self, model_id: str, signal: Any) -> None:
+            self.cache[model_id] = signal
+
+    mend(FakeEngine)
+    return FakeEngine
+
+
+def ours(**settings: Any) -> Any:
+    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["t"], **settings})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    return ModelConfig(type="HfModel", config={"model_path": str(tmp_path)})
+
+
+def evaluate(engine: Any, model: ModelConfig, evaluator: Any) -> Any:
+    return engine._evaluate_model(model, "id", evaluator, None)
+
+
+def test_same_evaluation_is_taken_from_the_cache(model: ModelConfig) -> None:
+    engine = new_engine()()
+    assert [evaluate(engine, model, ours()) for _ in range(2)] == [1, 1]
+
+
+def test_changed_settings_are_evaluated_anew(model: ModelConfig) -> None:
+    engine = new_engine()()
+    assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
+
+
+def test_changed_task_file_is_evaluated_anew(model: ModelConfig, tmp_path: Path) -> None:
+    engine, task = new_engine()(), tmp_path / "tasks" / "t.yaml"
+    task.parent.mkdir()
+    task.write_text("task: t")
+    first = evaluate(engine, model, ours(include_path=str(task.parent)))
+    task.write_text("task: other")
+    assert evaluate(engine, model, ours(include_path=str(task.parent))) == first + 1
+
+
+def test_changed_external_data_is_evaluated_anew(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(genai_export("llama"), copy)
+    model, engine = ModelConfig(type="ONNXModel", config={"model_path": str(copy / "model.onnx")}), new_engine()()
+    first = evaluate(engine, model, ours())
+    weights = bytearray((copy / "model.onnx.data").read_bytes())
+    weights[100] ^= 1
+    (copy / "model.onnx.data").write_bytes(weights)
+    assert evaluate(engine, model, ours()) == first + 1
+
+
+def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tmp_path: Path) -> None:
+    engine, evaluator = new_engine()(), ours(output_dir=str(tmp_path / "reports"))
+    assert [evaluate(engine, model, evaluator) for _ in range(2)] == [1, 2]
+    report = tmp_path / "reports" / tmp_path.name / "report.json"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    assert evaluate(engine, model, evaluator) == 2
+
+
+def test_other_evaluators_keep_olives_own_key(model: ModelConfig) -> None:
+    engine = new_engine()()
+    other = OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"])
+    evaluate(engine, model, other)
+    assert list(engine.cache) == ["id"]
+
+
+def test_second_mending_changes_nothing(model: ModelConfig) -> None:
+    kind = new_engine()
+    before = dict(vars(kind))
+    mend(kind)
+    assert dict(vars(kind)) == before
+
+
+def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
+    class Other:
+        def run(self) -> None: ...
+
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("olive.olive_ext")
+    logger.addHandler(handler)
+    before = dict(vars(Other))
+    mend(Other)
+    logger.removeHandler(handler)
+    assert dict(vars(Other)) == before
+    assert "set 'clean_evaluation_cache'" in messages[0]
+
+
+def test_composite_model_is_sent_to_the_pass() -> None:
+    model = ModelConfig(type="CompositeModel", config={"model_components": [], "model_component_names": []})
+    with pytest.raises(ModelError, match="measure this one with the pass OrtLMEvaluation"):
+        evaluate(new_engine()(), model, ours())
+
+
+def test_what_olive_would_swallow_becomes_an_error_of_ours(model: ModelConfig) -> None:
+    with pytest.raises(RunError, match="RuntimeError: subprocess died"):
+        evaluate(new_engine()(error=RuntimeError("subprocess died")), model, ours())
+
+
+def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
+    engine = new_engine()(ours(), TaskError("unknown task 't'"))
+    with watched_runs() as outcomes, pytest.raises(TaskError, match="unknown task 't'"):
+        engine.run(model)
+    assert [outcome.gave_up for outcome in outcomes] == [True]
+
+
+def test_run_that_ends_well_is_no_failure(model: ModelConfig) -> None:
+    with watched_runs() as outcomes:
+        new_engine()(ours()).run(model)
+    assert [outcome.gave_up for outcome in outcomes] == [False]
+
+
+def test_metric_names_that_olive_made_paths_of_are_put_right(
+    model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sub_types = [{"name": "accuracy_score", "priority": 1}]
+    engine = new_engine()(ours(metrics=[{"name": "t", "type": "accuracy", "sub_types": sub_types}]))
+    engine.initialize()
+    assert engine.evaluator_config.metrics[0].name == "t"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limits": 1}, "unknown key 'evaluators.e.limits': did you mean 'limit'"),
+        ({"limit": "x"}, "'evaluators.e.limit' = 'x'"),
+        ({"metrics": [{"name": "m", "type": "latency", "sub_types": [{"name": "avg"}]}]}, "of type 'latency'"),
+    ],
+)
+def test_run_refuses_wrong_keys_before_it_starts(model: ModelConfig, settings: dict[str, Any], message: str) -> None:
+    engine = new_engine()(ours(**settings))
+    with pytest.raises(ConfigError, match=message):
+        engine.run(model)
+    assert engine.num_evaluations == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("HfModel", "recipes/quickstart/modle"), ("ONNXModel", "model.onnx"), ("HfModel", "/nowhere")]
+)
+def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
+    with pytest.raises(ModelError, match=f"'input_model.model_path' = '{path}': no such file or folder"):
+        new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
+
+
+def test_run_without_our_types_is_left_alone() -> None:
+    engine = new_engine()(OliveEvaluatorConfig(type="LMEvaluator", taskz=["t"]))
+    engine.run(ModelConfig(type="HfModel", config={"model_path": "/nowhere"}))
+    assert engine.num_evaluations == 1

@@ -1,0 +1,95 @@
+"""The evaluator as Olive drives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from olive.evaluator.metric import Metric as DeclaredMetric
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.evaluator.registry import Registry
+
+from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.errors import ConfigError
+from olive_ext.workflow import OrtLMEvaluator, register
+from tests.workflow.recipes import Measure
+
+LM_EVALUATOR_KEYS: dict[str, Any] = {
+    "tasks": ["arc_easy", "size_on_disk"],
+    "limit": 3,
+    "batch_size": 1,
+    "max_length": 128,
+    "execution_provider": "CPUExecutionProvider",
+    "provider_options": {"enable_skip_layer_norm_strict_mode": "1"},
+    "device": "cpu",
+    "bootstrap_iters": 0,
+    "model_class": "ortgenai",
+    "model_args": {},
+    "apply_chat_template": True,
+    "system_instruction": "be short",
+    "fewshot_as_multiturn": True,
+    "num_fewshot": 2,
+    "sample_log_num": 1,
+    "sample_log_dir": "logs",
+}
+
+
+def evaluator(fake: Measure, **settings: Any) -> OrtLMEvaluator:
+    class Faked(OrtLMEvaluator):
+        measure = staticmethod(fake)
+
+    return Faked(**{"tasks": ["tiny_choice"], **settings})
+
+
+def test_type_is_registered_once() -> None:
+    register()
+    assert Registry.get(EVALUATOR_TYPE) is OrtLMEvaluator
+
+
+def test_all_keys_of_olives_evaluator_are_taken() -> None:
+    config = OliveEvaluatorConfig(type=EVALUATOR_TYPE, **LM_EVALUATOR_KEYS)
+    made = config.create_evaluator()
+    assert isinstance(made, OrtLMEvaluator)
+    assert made.settings.model_dump(include=set(LM_EVALUATOR_KEYS)) == LM_EVALUATOR_KEYS
+
+
+def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'num_fewshots': did you mean 'num_fewshot'"):
+        OrtLMEvaluator(tasks=["a"], num_fewshots=3)
+
+
+def test_recipes_own_lists_and_mappings_are_left_alone() -> None:
+    task = {"task": "inline", "metadata": {}}
+    made = OrtLMEvaluator(tasks=[task])
+    inline = made.settings.tasks[0]
+    assert isinstance(inline, dict)
+    inline["metadata"]["written"] = True
+    assert task == {"task": "inline", "metadata": {}}
+
+
+def test_model_device_and_providers_reach_the_measurement() -> None:
+    fake, model = Measure(), object()
+    evaluator(fake).evaluate(model, [], device="cpu", execution_providers="CPUExecutionProvider")
+    call = fake.calls[0]
+    assert (call["model"], call["device"], call["execution_providers"]) == (model, "cpu", "CPUExecutionProvider")
+
+
+def test_declared_metrics_stand_beside_the_results() -> None:
+    metrics = [
+        DeclaredMetric(name="tiny_choice", type="accuracy", sub_types=[{"name": "accuracy_score", "priority": 1}]),
+        DeclaredMetric(name="size", type="size_on_disk", sub_types=[{"name": "bytes", "priority": 2}]),
+    ]
+    fake = Measure()
+    result = evaluator(fake).evaluate(object(), metrics)
+    assert result.get_value("tiny_choice", "accuracy_score") == 0.5
+    assert result.get_value("size", "bytes") == 1024
+    assert result.get_value("tiny_choice", "acc_norm") == 0.25
+    assert fake.calls[0]["settings"].tasks == ["tiny_choice", "size_on_disk"]
+
+
+def test_metric_type_without_an_answer_is_refused_before_anything_runs() -> None:
+    fake = Measure()
+    latency = DeclaredMetric(name="l", type="latency", sub_types=[{"name": "avg"}])
+    with pytest.raises(ConfigError, match="of type 'latency'"):
+        evaluator(fake).evaluate(object(), [latency])
+    assert fake.calls == []

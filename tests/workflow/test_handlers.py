@@ -1,0 +1,183 @@
+"""What Olive hands over, in this package's own words."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.hardware.accelerator import Device
+from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
+
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ConfigError, ModelError, RunError
+from olive_ext.workflow.handlers import hf_config, label, onnx_config, resolve, text_decoder, torch_device
+from olive_ext.workflow.measure import measure
+from tests.exports import genai_export, hf_model
+from tests.workflow.recipes import REPORT, Evaluate
+
+
+def settings(**values: Any) -> EvaluationSettings:
+    return EvaluationSettings.parse({"tasks": ["t"], **values})
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    return genai_export("llama")
+
+
+def handler(path: Path, **more: Any) -> ONNXModelHandler:
+    return ONNXModelHandler(str(path), **more)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_onnx_model_is_found_as_file_and_as_folder(package: Path, as_file: bool) -> None:
+    model = handler(package / "model.onnx") if as_file else handler(package, onnx_file_name="model.onnx")
+    config = onnx_config(model, settings(), None)
+    assert config.model.kind == "onnx"
+    assert config.model.path == str(package / "model.onnx" if as_file else package)
+    assert config.model.onnx_file_name == (None if as_file else "model.onnx")
+    assert config.model.tokenizer == str(package)
+
+
+@pytest.mark.parametrize("key", ["additional_files", "_name_or_path"])
+def test_tokenizer_is_looked_for_where_the_model_came_from(package: Path, tmp_path: Path, key: str) -> None:
+    bare = tmp_path / "a" / "b" / "c" / "d"
+    bare.mkdir(parents=True)
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copy(package / name, bare)
+    place: Any = [str(package / "tokenizer.json")] if key == "additional_files" else str(package)
+    model = handler(bare / "model.onnx", model_attributes={key: place})
+    assert onnx_config(model, settings(), None).model.tokenizer == str(package)
+
+
+@pytest.mark.parametrize(
+    ("handed_over", "expected"),
+    [
+        ("CPUExecutionProvider", ["CPUExecutionProvider"]),
+        (["CUDAExecutionProvider", "CPUExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"]),
+        (None, None),
+    ],
+)
+def test_providers_come_as_text_list_or_none(package: Path, handed_over: Any, expected: Any) -> None:
+    assert onnx_config(handler(package), settings(), handed_over).execution_provider == expected
+
+
+def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(package: Path) -> None:
+    inference = {
+        "execution_provider": ["CUDAExecutionProvider"],
+        "provider_options": [{"device_id": "1"}],
+        "session_options": {"intra_op_num_threads": 3, "extra_session_config": {"a": "1", "b": "2"}},
+    }
+    model = handler(package, inference_settings=inference)
+    config = onnx_config(model, settings(engine={"session_options": {"b": "3"}}), "CPUExecutionProvider")
+    assert config.execution_provider == ["CUDAExecutionProvider"]
+    assert config.provider_options == [{"device_id": "1"}]
+    assert config.engine.num_threads == 3
+    assert config.engine.session_options == {"a": "1", "b": "3"}
+    own = onnx_config(model, settings(execution_provider="cpu"), "CPUExecutionProvider")
+    assert (own.execution_provider, own.provider_options) == ("cpu", None)
+
+
+def test_onnx_model_is_refused_where_the_recipe_says_hf(package: Path) -> None:
+    with pytest.raises(ConfigError, match="'model_class' = 'hf'"):
+        onnx_config(handler(package), settings(model_class="hf"), None)
+
+
+def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
+    model = HfModelHandler(str(hf_model("llama")))
+    config = hf_config(model, settings(model_class="ort"))
+    assert (config.model.kind, config.model.path) == ("hf", str(hf_model("llama")))
+
+
+def test_composite_models_decoder_is_the_component_with_logits(package: Path, tmp_path: Path) -> None:
+    other = tmp_path / "embedding"
+    other.mkdir()
+    _no_logits(other / "model.onnx")
+    model = CompositeModelHandler([handler(other), handler(package)], ["embedding", "anything"])
+    kind, decoder = resolve(model)
+    assert (kind, Path(decoder.model_path)) == ("onnx", package / "model.onnx")
+
+
+def test_composite_models_genai_config_names_the_decoder(package: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(package, root)
+    _no_logits(root / "embedding.onnx")
+    parts = [handler(root, onnx_file_name=name) for name in ("embedding.onnx", "model.onnx")]
+    model = CompositeModelHandler(parts, ["embedding", "model"], model_path=str(root))
+    assert Path(text_decoder(model).model_path) == root / "model.onnx"
+
+
+def test_composite_model_without_decoder_is_refused_with_its_components(tmp_path: Path) -> None:
+    _no_logits(tmp_path / "model.onnx")
+    model = CompositeModelHandler([handler(tmp_path)], ["vision"])
+    with pytest.raises(ModelError, match="none of vision returns logits"):
+        text_decoder(model)
+
+
+def test_other_handlers_are_refused_by_name(package: Path) -> None:
+    model = DistributedOnnxModelHandler(str(package), "model.onnx", 1)
+    with pytest.raises(ModelError, match=r"DistributedOnnxModelHandler.*HfModelHandler, ONNXModelHandler"):
+        measure(model, settings(), evaluate=Evaluate())
+
+
+def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
+    assert torch_device(None, Device.CPU) == "cpu"
+    assert torch_device(None, Device.NPU) == "cpu"
+    assert torch_device("cpu", Device.GPU) == "cpu"
+    with pytest.raises(ConfigError, match="'device' = 'gpux'"):
+        torch_device("gpux", Device.CPU)
+
+
+def test_baseline_is_evaluated_with_the_handlers_own_model() -> None:
+    fake = Evaluate()
+    report = measure(HfModelHandler(str(hf_model("llama"))), settings(), device=Device.CPU, evaluate=fake)
+    assert report is REPORT
+    assert fake.lms[0].model.config.model_type == "llama"
+    assert fake.configs[0].model.kind == "hf"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), KeyError("x"), OSError("disk"), NotImplementedError()]
+)
+def test_every_failure_is_an_error_that_olive_raises(package: Path, error: Exception) -> None:
+    with pytest.raises(RunError, match="the evaluation stopped: ") as raised:
+        measure(handler(package), settings(), evaluate=Evaluate(error))
+    assert raised.value.__cause__ is error
+
+
+def test_interruption_passes(package: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measure(handler(package), settings(), evaluate=Evaluate(KeyboardInterrupt()))
+
+
+def test_each_model_has_its_own_folder_of_reports(package: Path, tmp_path: Path) -> None:
+    fake = Evaluate()
+    measure(handler(package), settings(output_dir=str(tmp_path), sample_log_dir="logs"), evaluate=fake)
+    assert fake.configs[0].output_dir == str(tmp_path / package.name)
+    assert fake.configs[0].sample_log_dir == str(Path("logs") / package.name)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("cache/default_workflow/runs/1a2b3c4d/models", "1a2b3c4d"),
+        ("cache/default_workflow/runs/1a2b3c4d/models/model.onnx", "1a2b3c4d"),
+        ("cache/default_workflow/runs/1a2b3c4d/models/decoder/model.onnx", "1a2b3c4d"),
+        ("models/phi", "phi"),
+        ("models/phi/model.onnx", "phi"),
+        ("models/phi/decoder_int4.onnx", "decoder_int4"),
+        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
+    ],
+)
+def test_label_is_olives_model_id_or_the_last_name(path: str, expected: str) -> None:
+    assert label(path) == expected
+
+
+def _no_logits(path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", value[:1], value[1:])
+    save(helper.make_model(graph), str(path))

@@ -1,0 +1,126 @@
+"""The pass as Olive drives it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.hardware import DEFAULT_CPU_ACCELERATOR
+from olive.model import CompositeModelHandler, ONNXModelHandler
+from olive.package_config import OlivePackageConfig
+from olive.passes.olive_pass import create_pass_from_dict
+
+from olive_ext.config import PASS_TYPE, EvaluationSettings
+from olive_ext.errors import ConfigError
+from olive_ext.report import from_json
+from olive_ext.workflow import OrtLMEvaluation, register
+from olive_ext.workflow.passes import FINGERPRINT, parameters
+from tests.exports import genai_export
+from tests.workflow.recipes import REPORT, Measure
+
+
+def make(fake: Measure, **settings: Any) -> Any:
+    class Faked(OrtLMEvaluation):
+        measure = staticmethod(fake)
+
+    return create_pass_from_dict(Faked, {"tasks": ["tiny_choice"], **settings}, disable_search=True)
+
+
+@pytest.fixture
+def model() -> ONNXModelHandler:
+    package = genai_export("llama")
+    files = [str(package / name) for name in ("genai_config.json", "tokenizer.json")]
+    return ONNXModelHandler(str(package), model_attributes={"additional_files": files, "own": 1})
+
+
+def names(handler: Any) -> list[str]:
+    return [Path(file).name for file in handler.model_attributes["additional_files"]]
+
+
+def test_model_is_handed_on_unchanged_with_the_report(model: ONNXModelHandler, tmp_path: Path) -> None:
+    before = json.dumps(model.to_json())
+    output = make(Measure()).run(model, str(tmp_path))
+    assert isinstance(output, ONNXModelHandler)
+    assert output is not model
+    assert json.dumps(model.to_json()) == before
+    assert output.model_path == model.model_path
+    assert output.model_attributes["own"] == 1
+    assert sorted(names(output)) == ["genai_config.json", "report.json", "report.md", "tokenizer.json"]
+    assert from_json((tmp_path / "report.json").read_text()).metrics == REPORT.metrics
+
+
+def test_second_measurement_keeps_the_first_ones_report(model: ONNXModelHandler, tmp_path: Path) -> None:
+    first = make(Measure()).run(model, str(tmp_path / "a"))
+    second = make(Measure()).run(first, str(tmp_path / "b"))
+    assert sorted(names(second))[1:5] == ["report-2.json", "report-2.md", "report.json", "report.md"]
+
+
+def test_composite_model_is_taken_whole(model: ONNXModelHandler, tmp_path: Path) -> None:
+    fake = Measure()
+    composite = CompositeModelHandler([model, model], ["embedding", "decoder"])
+    output = make(fake).run(composite, str(tmp_path))
+    assert [call["model"] for call in fake.calls] == [composite]
+    assert isinstance(output, CompositeModelHandler)
+    assert names(output) == ["report.json", "report.md"]
+
+
+def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler, tmp_path: Path) -> None:
+    fake = Measure()
+    make(fake, limit=3, engine={"num_slots": 2}).run(model, str(tmp_path))
+    settings = fake.calls[0]["settings"]
+    assert settings == EvaluationSettings.parse({"tasks": ["tiny_choice"], "limit": 3, "engine": {"num_slots": 2}})
+    assert str(fake.calls[0]["device"]) == "cpu"
+    assert fake.calls[0]["execution_providers"] == "CPUExecutionProvider"
+
+
+def test_parameters_are_the_settings() -> None:
+    assert set(parameters()) == {*EvaluationSettings.model_fields, FINGERPRINT}
+    assert parameters()["tasks"].required
+    assert parameters()["limit"].description.startswith("Documents per task")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limits": 3}, "unknown key 'OrtLMEvaluation.limits': did you mean 'limit'"),
+        ({"limit": "many"}, "'OrtLMEvaluation.limit' = 'many'"),
+        ({"engine": {"slots": 1}}, "unknown key 'OrtLMEvaluation.engine.slots'"),
+    ],
+)
+def test_unknown_and_wrong_parameters_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(Measure(), **settings)
+
+
+def test_configuration_survives_the_trip_through_json() -> None:
+    made = make(Measure(), engine={"num_slots": 2}, execution_provider=["cpu"])
+    again = create_pass_from_dict(OrtLMEvaluation, made.config.to_json(), disable_search=True)
+    assert again.config.to_json() == made.config.to_json()
+
+
+def test_cache_key_follows_the_task_files(tmp_path: Path) -> None:
+    task = tmp_path / "t.yaml"
+    task.write_text("task: t")
+    first = make(Measure(), include_path=str(tmp_path)).config.to_json()
+    task.write_text("task: t2")
+    second = make(Measure(), include_path=str(tmp_path)).config.to_json()
+    assert first.pop(FINGERPRINT) != second.pop(FINGERPRINT)
+    assert first == second
+
+
+def test_measurement_belongs_to_its_accelerator() -> None:
+    assert OrtLMEvaluation.is_accelerator_agnostic(DEFAULT_CPU_ACCELERATOR) is False
+
+
+@pytest.mark.parametrize("type_name", [PASS_TYPE, PASS_TYPE.lower(), f"olive_ext.workflow.{PASS_TYPE}"])
+@pytest.mark.parametrize("table", ["olives own", "a package config"])
+def test_pass_is_found_with_and_without_a_package_config(type_name: str, table: str) -> None:
+    register()
+    own = {"passes": {"Mine": {"module_path": "mine.Mine"}}}
+    config = OlivePackageConfig.load_default_config() if table == "olives own" else OlivePackageConfig(**own)
+    assert config.get_pass_module_config(type_name).run_on_target is True
+    assert config.import_pass_module(type_name) is OrtLMEvaluation
+    with pytest.raises(ValueError, match="'nothing' not found"):
+        config.get_pass_module_config("nothing")
