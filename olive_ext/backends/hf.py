@@ -7,17 +7,69 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from olive_ext.backends.failures import one_line
+from olive_ext.backends.pairs import CompletePairs
 from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
 """On a CPU "auto" would first run 64 sequences of full length."""
+
+
+class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
+    """HFLM with the definitions of `OrtLM`, so that both may stand in one table.
+
+    Differs from HFLM in what HFLM gets wrong: BOS is not scored as text in rolling log-likelihoods (`hflm_rolling_bos`
+    brings that back), requests of different target lengths are not answered from one another's rows, and a token that
+    spans the join of context and continuation is scored instead of failing.
+    """
+
+    def __init__(self, *args: Any, hflm_rolling_bos: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._hflm_rolling_bos = hflm_rolling_bos
+        self._drops_prefix = False
+        where = str(getattr(self.tokenizer, "name_or_path", ""))
+        self._pairs = Tokenizer(
+            self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=self.custom_prefix_token_id
+        )
+
+    @property
+    def pair_tokenizer(self) -> Tokenizer:
+        return self._pairs
+
+    def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        """HFLM's; while a rolling log-likelihood is prepared, without the prefix token in front."""
+        ids: list[int] = super().tok_encode(string, *args, **options)
+        return ids[1:] if self._drops_prefix and ids[:1] == [self.prefix_token_id] else ids
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability in nats of each whole text."""
+        self._drops_prefix = not self._hflm_rolling_bos
+        try:
+            answers: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self._drops_prefix = False
+        return answers
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
+        """HFLM's, in one call for each target length where requests of several lengths would be merged."""
+        ask: Callable[..., list[tuple[float, bool]]] = super()._loglikelihood_tokens
+        lengths = [len(target) for _, _, target in requests]
+        by_input: dict[tuple[int, ...], int] = {}
+        inputs = [(*context, *target[:-1]) for _, context, target in requests]
+        if all(by_input.setdefault(fed, length) == length for fed, length in zip(inputs, lengths, strict=True)):
+            return ask(requests, *args, **options)
+        answers: dict[int, tuple[float, bool]] = {}
+        for length in sorted(set(lengths)):
+            chosen = [index for index, own in enumerate(lengths) if own == length]
+            answers |= zip(chosen, ask([requests[index] for index in chosen], *args, **options), strict=True)
+        return [answers[index] for index in range(len(requests))]
 
 
 def open_hf(
@@ -28,11 +80,12 @@ def open_hf(
     batch_size: int | str = "auto",
     max_length: int | None = None,
     model_args: Mapping[str, Any] | None = None,
-) -> HFLM:
-    """HFLM for a path, a hub name, or a loaded model with its tokenizer.
+) -> Baseline:
+    """The baseline for a path, a hub name, or a loaded model with its tokenizer.
 
     The log-softmax is taken in float32 whatever the weights are: in half precision a score of 30 tokens moves by up to
-    a nat. `model_args` go to HFLM's constructor and win over the other arguments. Raises `ModelError`, `ConfigError`.
+    a nat. `model_args` are further arguments of the constructor (HFLM's), and win over the others here. Raises
+    `ModelError` or `ConfigError`.
     """
     place = _torch_device(device) if isinstance(model, str) else str(model.device)
     arguments = {
@@ -45,7 +98,7 @@ def open_hf(
         **(model_args or {}),
     }
     try:
-        return HFLM(**arguments)
+        return Baseline(**arguments)
     except OliveExtError:
         raise
     except TypeError as error:
@@ -74,6 +127,7 @@ def answers_key(lm: LM) -> str:
         "prefix_token_id": lm.custom_prefix_token_id,
         "think_end_token": lm.think_end_token,
         "softmax_dtype": str(lm.softmax_dtype),
+        "hflm_rolling_bos": getattr(lm, "_hflm_rolling_bos", True),
     }
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     return digest.hexdigest()

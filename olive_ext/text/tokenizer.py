@@ -33,7 +33,7 @@ def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_toke
 class Tokenizer:
     """A Hugging Face tokenizer `hf`, loaded from `where`.
 
-    `add_bos_token` overrides whether special tokens are added by default (HFLM's argument of that name).
+    `add_bos_token` overrides whether special tokens, BOS at least, are added by default (HFLM's argument of that name).
     `prefix_token_id` overrides what stands in for an empty context.
     """
 
@@ -43,6 +43,7 @@ class Tokenizer:
         self.hf = hf
         self.where = where
         self._add_special = True if add_bos_token is None else add_bos_token
+        self._forces_bos = add_bos_token is True
         self._prefix_token_id = prefix_token_id
         self.special_ids = frozenset(
             {*hf.all_special_ids, *(number for number, token in hf.added_tokens_decoder.items() if token.special)}
@@ -75,13 +76,17 @@ class Tokenizer:
         """Token ids of `text`.
 
         None adds the tokenizer's special tokens by its own default, and none where `text` already starts with the BOS
-        text (HFLM.tok_encode).
+        text (HFLM.tok_encode). With `add_bos_token` BOS then comes from here where the tokenizer does not add it.
         """
+        forces_bos = False
         if add_special_tokens is None:
             bos = self.hf.bos_token
             add_special_tokens = self._add_special and not (bos and text.startswith(bos))
+            forces_bos = self._forces_bos and add_special_tokens
         # Not verbose: a text longer than the tokenizer's model_max_length is lawful here, it is cut or windowed later.
-        return list(self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        ids = list(self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        bos_id = self.bos_token_id
+        return [bos_id, *ids] if forces_bos and bos_id is not None and ids[:1] != [bos_id] else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))

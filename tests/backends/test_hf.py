@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from olive_ext.backends.hf import answers_key, open_hf
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import ConfigError, ModelError
-from tests.backends.reference import instances, model
+from olive_ext.session import Session
+from olive_ext.text.tokenizer import Tokenizer
+from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, instances, model, ort_lm
 from tests.text.tiny import byte_level
 
 PAIRS = [("the cat", " sat on the mat and the dog ran off with the hat"), ("", "the")]
@@ -29,6 +33,22 @@ def test_path_and_loaded_model_answer_alike(folder: str) -> None:
     assert answers_key(from_path) == answers_key(from_memory)
 
 
+def test_bos_can_be_forced_on_a_tokenizer_that_adds_none(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    hf = copy.deepcopy(byte_level(False).hf)
+    hf.bos_token = "<bos>"
+    hf.save_pretrained(tmp_path)
+    forced = {"add_bos_token": True}
+    baseline = open_hf(str(tmp_path), device="cpu", model_args=forced)
+    ours = OrtLM(session=Session(ForwardEngine(), Tokenizer(hf, "here")), **forced)
+    for text in ("the cat", "<bos>the cat", ""):
+        assert ours.tok_encode(text) == baseline.tok_encode(text)
+    asked = instances("loglikelihood", PAIRS)
+    assert ours.loglikelihood(asked, disable_tqdm=True)[0][0] == pytest.approx(
+        baseline.loglikelihood(asked, disable_tqdm=True)[0][0], abs=1e-4
+    )
+
+
 def test_half_precision_weights_are_scored_in_float32(folder: str) -> None:
     lm = open_hf(folder, device="cpu", model_args={"dtype": "bfloat16"})
     assert lm.model.dtype == torch.bfloat16
@@ -40,6 +60,45 @@ def test_half_precision_weights_are_scored_in_float32(folder: str) -> None:
 def test_auto_batch_size_is_not_probed_for_on_a_cpu(folder: str) -> None:
     assert open_hf(folder, device="cpu").batch_size == 8
     assert open_hf(folder, device="cpu", batch_size=3).batch_size == 3
+
+
+TEXTS = [("the cat sat on the mat",), ("a",), ("the dog ran off with the hat " * 9,)]
+
+
+@pytest.mark.parametrize("hflm_rolling_bos", [True, False])
+def test_rolling_is_ours_by_default_and_hflms_by_option(hflm_rolling_bos: bool) -> None:
+    baseline = open_hf(
+        model(),
+        tokenizer=byte_level(True).hf,
+        max_length=MAX_LENGTH,
+        model_args={"hflm_rolling_bos": hflm_rolling_bos},
+    )
+    asked = instances("r", TEXTS)
+    ours = ort_lm(hflm_rolling_bos=hflm_rolling_bos).loglikelihood_rolling(asked, disable_tqdm=True)
+    theirs = hflm().loglikelihood_rolling(asked, disable_tqdm=True)
+    answers = baseline.loglikelihood_rolling(asked, disable_tqdm=True)
+    assert answers == pytest.approx(ours, abs=1e-4)
+    assert (answers == pytest.approx(theirs, abs=1e-4)) is hflm_rolling_bos
+
+
+def test_merged_requests_of_several_target_lengths_are_answered_rightly() -> None:
+    ids = byte_level(True).encode("the cat sat on the mat")
+    asked = [(None, ids[:3], ids[3:6]), (None, ids[:5], ids[5:6]), (None, ids[:5], [9])]
+    baseline = open_hf(model(), tokenizer=byte_level(True).hf)
+    single = [baseline._loglikelihood_tokens([request], disable_tqdm=True)[0] for request in asked]
+    together = baseline._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert [value for value, _ in together] == pytest.approx([value for value, _ in single], abs=1e-5)
+    assert [value for value, _ in single] == pytest.approx(
+        [value for value, _ in ort_lm()._loglikelihood_tokens(asked, disable_tqdm=True)], abs=1e-4
+    )
+
+
+def test_token_spanning_the_join_is_scored_like_ours() -> None:
+    asked = instances("l", [("ne", "xt"), ("the", " cat")])
+    baseline = open_hf(model(), tokenizer=byte_level(False).hf)
+    answers = baseline.loglikelihood(asked, disable_tqdm=True)
+    ours = ort_lm(has_bos=False).loglikelihood(asked, disable_tqdm=True)
+    assert [value for value, _ in answers] == pytest.approx([value for value, _ in ours], abs=1e-4)
 
 
 def test_key_follows_weights_and_settings(folder: str) -> None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
 from olive_ext.backends.lm_eval.progress import progress_bar
+from olive_ext.backends.pairs import CompletePairs
 from olive_ext.backends.versions import RUNTIMES, versions
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import content_hash, locate
@@ -42,7 +42,7 @@ _CERTAIN: Answer = (0.0, True)
 
 
 @register_model("olive-ext")
-class OrtLM(TemplateLM):  # type: ignore[misc]
+class OrtLM(CompletePairs):
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
 
     `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
@@ -127,13 +127,9 @@ class OrtLM(TemplateLM):  # type: ignore[misc]
             options["enable_thinking"] = self._arguments.enable_thinking
         return self._text.render_chat(chat_history, add_generation_prompt, **options)
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """HFLM's cut; where that leaves one side without tokens, the tokenizer's, before the token that spans it."""
-        if context:
-            pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
-            if all(pair):
-                return pair
-        return self._text.encode_pair(context, continuation)
+    @property
+    def pair_tokenizer(self) -> Tokenizer:
+        return self._text
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
