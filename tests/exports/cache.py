@@ -1,0 +1,96 @@
+"""A folder of things made once and kept between test runs, and how they are made: in processes of their own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cache_folder() -> Path:
+    """`.cache/exports` in the checkout, or $OLIVE_EXT_TEST_CACHE. Can be deleted at any time."""
+    root = os.environ.get("OLIVE_EXT_TEST_CACHE")
+    return Path(root) if root else ROOT / ".cache" / "exports"
+
+
+def once(name: str, recipe: object, make: Callable[[Path], None]) -> Path:
+    """The folder that `make(folder)` fills on first use.
+
+    `recipe` is everything the content depends on, as JSON: with another recipe it is made anew. An interrupted or
+    failed make leaves nothing.
+    """
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    folder = cache_folder() / f"{name}-{digest}"
+    if not folder.is_dir():
+        work = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        try:
+            make(work)
+            if not folder.is_dir():  # another process may have been faster
+                work.rename(folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def packages(*requirements: str) -> Path:
+    """A folder for PYTHONPATH with these releases and not their dependencies, beside what is installed.
+
+    Skips the test where they cannot be had: no package index, or no wheel for this Python.
+    """
+    reason = _try_packages(requirements)
+    if isinstance(reason, str):
+        pytest.skip(f"{', '.join(requirements)} cannot be installed here: {reason}")
+    return reason
+
+
+@functools.cache
+def _try_packages(requirements: tuple[str, ...]) -> Path | str:
+    """The folder, or why there is none; asked once a process, because an index out of reach costs minutes."""
+
+    def install(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-300:]]
+            raise _CannotInstall(lines[-1])
+
+    name = re.sub(r"[^\w.]+", "-", requirements[0])
+    try:
+        return once(f"pip-{name}", [requirements, sys.version_info[:2]], install)
+    except _CannotInstall as error:
+        return str(error)
+
+
+class _CannotInstall(Exception):
+    pass
+
+
+def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) -> None:
+    """Run `python ARGUMENTS` from the checkout's root, offline, the folders of `path` before what is installed."""
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONWARNINGS="ignore")
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
+    environment.setdefault("OMP_NUM_THREADS", "2")
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+
+
+def source_of(*files: str) -> str:
+    """A digest of these files beside this one: part of a recipe whose maker they are."""
+    texts = [(Path(__file__).parent / file).read_bytes() for file in files]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
