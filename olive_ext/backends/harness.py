@@ -15,6 +15,7 @@ from olive_ext.backends.failures import named_failures
 from olive_ext.backends.lightened import lightened
 from olive_ext.backends.tasks import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ConfigError
 
 __all__ = ["LM", "run_tasks", "sample_line"]
 
@@ -33,7 +34,12 @@ def run_tasks(
     Answers are kept in and taken from the database `<cache_stem>_rank0.db`. Raises `TaskError` for what a task, its
     data or a setting cannot do, `RunError` where the machine fails.
     """
-    with named_failures("the evaluation stopped"), lightened(progress), _cache_closed(lm):
+    with (
+        named_failures("the evaluation stopped"),
+        lightened(progress),
+        chosen_template(lm, settings.apply_chat_template),
+        _cache_closed(lm),
+    ):
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=lm,
             tasks=list(tasks.tasks),
@@ -55,6 +61,27 @@ def run_tasks(
             fewshot_random_seed=seeds.fewshot,
         )
     return results
+
+
+@contextmanager
+def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
+    """The chat template `name` of several: lm-eval only reports the name, and transformers takes one that it does not
+    know for a template. Raises `ConfigError` for a name the tokenizer lacks."""
+    if isinstance(name, bool):
+        yield
+        return
+    tokenizer = getattr(lm, "tokenizer", None)
+    written: Any = getattr(tokenizer, "chat_template", None)
+    templates: dict[str, str] = written if isinstance(written, dict) else {}
+    names = sorted(templates)
+    if tokenizer is None or name not in names:
+        known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
+        raise ConfigError(f"'apply_chat_template' = {name!r}: give {known}")
+    tokenizer.chat_template = templates[name]
+    try:
+        yield
+    finally:
+        tokenizer.chat_template = templates
 
 
 @contextmanager

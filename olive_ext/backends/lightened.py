@@ -6,6 +6,7 @@ Only replaces attributes that are there and of the expected kind; with another l
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,24 +48,36 @@ def compiled_templates() -> Iterator[None]:
 
 @contextmanager
 def environment_read_once() -> Iterator[None]:
-    """The machine is described once a process, in 2 s: lm-eval does it, in other processes, for every evaluation."""
-    module: Any = lm_eval.loggers.utils
-    describe = getattr(module, "get_pretty_env_info", None)
-    if describe is None or describe is _environment:
+    """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git says nothing on
+    stderr outside a repository."""
+    module: Any = sys.modules.get("lm_eval.evaluator")
+    own = {"add_env_info": _add_environment, "get_git_commit_hash": _commit}
+    with ExitStack() as undo:
+        for name, replacement in own.items():
+            found = getattr(module, name, None)
+            if found is not None and found is not replacement:
+                setattr(module, name, replacement)
+                undo.callback(setattr, module, name, found)
         yield
-        return
-    module.get_pretty_env_info = _environment
-    try:
-        yield
-    finally:
-        module.get_pretty_env_info = describe
+
+
+def _add_environment(storage: dict[str, Any]) -> None:
+    storage.update(_environment())
 
 
 @functools.cache
-def _environment() -> str:
-    from torch.utils.collect_env import get_pretty_env_info
+def _environment() -> dict[str, Any]:
+    storage: dict[str, Any] = {}
+    lm_eval.loggers.utils.add_env_info(storage)
+    return storage
 
-    return str(get_pretty_env_info())  # type: ignore[no-untyped-call]
+
+def _commit() -> str | None:
+    try:
+        found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
 
 
 @contextmanager

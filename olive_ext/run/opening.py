@@ -50,7 +50,7 @@ def _open_onnx(config: EvaluationConfig) -> LM:
         "engine": config.engine,
         "seed": config.seed or 0,
     }
-    return OrtLM(config.model.path, **{**arguments, **_with_template(config)})
+    return OrtLM(config.model.path, **{**arguments, **config.model_args})
 
 
 def _open_hf(config: EvaluationConfig) -> LM:
@@ -62,16 +62,8 @@ def _open_hf(config: EvaluationConfig) -> LM:
         device=config.device,
         batch_size=config.batch_size,
         max_length=config.max_length,
-        model_args=_with_template(config),
+        model_args=config.model_args,
     )
-
-
-def _with_template(config: EvaluationConfig) -> dict[str, Any]:
-    """`model_args`, and the chat template by name where several are there: lm-eval itself ignores the name."""
-    if not isinstance(config.apply_chat_template, str):
-        return dict(config.model_args)
-    chosen = {"chat_template": config.apply_chat_template}
-    return {**config.model_args, "chat_template_args": {**chosen, **config.model_args.get("chat_template_args", {})}}
 
 
 def size_in_bytes(config: EvaluationConfig, lm: LM | None) -> int:

@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lm_eval.evaluator
 import lm_eval.utils
 import pytest
 import tqdm
 from lm_eval.tasks import TaskManager
 
-from olive_ext.backends.lightened import compiled_templates, quiet_bars
+from olive_ext.backends.lightened import compiled_templates, environment_read_once, quiet_bars
 from olive_ext.backends.tasks import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -113,6 +114,27 @@ def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
         assert lm_eval.utils.apply_template("{{a}}", {"a": 3}) == "3"
     assert "from_string" not in vars(env)
     assert env.from_string("{{a}}") is not env.from_string("{{a}}")
+
+
+def test_environment_is_described_as_lm_eval_does_and_quietly(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluator = lm_eval.evaluator
+    theirs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    again: dict[str, Any] = {}
+    evaluator.add_env_info(theirs)
+    before = evaluator.add_env_info
+    with environment_read_once():
+        evaluator.add_env_info(ours)
+        begin = time.monotonic()
+        evaluator.add_env_info(again)
+        assert time.monotonic() - begin < 0.1
+        assert evaluator.get_git_commit_hash() is None
+    assert evaluator.add_env_info is before
+    assert set(ours) == set(theirs) == set(again)
+    assert "fatal" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("progress", [True, False])

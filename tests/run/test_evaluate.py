@@ -15,7 +15,7 @@ from olive_ext.report import Metric, Report, from_json
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
-from tests.text.tiny import byte_level
+from tests.text.tiny import TEMPLATE, byte_level
 
 
 @pytest.fixture
@@ -51,6 +51,21 @@ def test_chat_template_metrics_are_hflms(folder: Path) -> None:
     ours = evaluate(config(folder, **chat), lm=ort_lm())
     theirs = evaluate(config(folder, **chat), lm=hflm())
     assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-5)
+
+
+def test_chat_template_is_chosen_by_name_and_a_wrong_name_refused(folder: Path) -> None:
+    lm = ort_lm()
+    single, lm.tokenizer.chat_template = lm.tokenizer.chat_template, {"default": TEMPLATE, "short": "{{ 'q' }}"}
+    try:
+        chosen = evaluate(config(folder, ["tiny_choice"], apply_chat_template="short"), lm=lm)
+        plain = evaluate(config(folder, ["tiny_choice"], apply_chat_template=True), lm=lm)
+        assert chosen.engine["tokens_fed"] < plain.engine["tokens_fed"] - chosen.engine["tokens_fed"]
+        with pytest.raises(ConfigError, match=r"'apply_chat_template' = 'long': give one of \['default', 'short'\]"):
+            evaluate(config(folder, ["tiny_choice"], apply_chat_template="long"), lm=lm)
+    finally:
+        lm.tokenizer.chat_template = single
+    with pytest.raises(ConfigError, match="no templates with names"):
+        evaluate(config(folder, ["tiny_choice"], apply_chat_template="long"), lm=lm)
 
 
 def test_report_says_what_ran(folder: Path) -> None:
