@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Int, NonNegativeInt, PositiveInt, Strict, Word, word
+from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, word
 from olive_ext.config.engine import EngineConfig
 
 ProviderName = Word
@@ -113,8 +113,9 @@ class EvaluationSettings(Strict):
     output_dir: str | None = None
     """Folder for report.json and report.md. None writes none."""
 
-    seed: Int = 0
-    """Seed of few-shot sampling and of sampled generation."""
+    seed: NonNegativeInt | None = None
+    """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
+    are those of its other backends."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
