@@ -102,8 +102,7 @@ class Engine:
         return self._scheduler.update(step, self._runner.run(step))
 
     def _new_scheduler(self) -> Scheduler:
-        runner = self._runner
-        return Scheduler(runner.num_slots, runner.capacity, self._chunk_size, runner.batching, self.counters)
+        return Scheduler(self._runner, self._chunk_size, self.counters)
 
 
 class _Guard:

@@ -1,40 +1,44 @@
-"""KV that the graph returns grown (concatenated past): kept as device tensors, never carried to the host.
+"""A cache that the graph returns anew (concatenated KV, states): kept as device tensors, never carried to the host.
 
-Tensors are not written again, so a fork shares them; a rewind is a Slice on the device.
+Tensors are not written again, so a fork shares them. KV is cut back by a Slice on the device. A state cannot be cut:
+what was resident at a fork is kept, and only forks can be gone back to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.kv import Device
+from olive_ext.engine.kv import ITEM_BYTES, Device
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.rows import slice_graph
-from olive_ext.model.types import KvTensor
+from olive_ext.model.types import DecoderSpec
+
+Values = tuple[ort.OrtValue, ...]
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The first `length` positions of every KV tensor, [1, heads, length, head_size] each."""
+@dataclass
+class _Slot:
+    """The values of all KV tensors and states at `length` positions, and at the forks below."""
 
     length: int
-    values: tuple[ort.OrtValue, ...]
+    values: Values
+    forks: dict[int, Values] = field(default_factory=dict)
 
 
 class ReturnedKv:
-    """One set of device tensors for each slot; rows run one at a time."""
+    """Device tensors for each slot; rows run one at a time."""
 
     batching = Batching.SINGLE
 
     def __init__(
         self,
         session: ort.InferenceSession,
-        kv: Sequence[KvTensor],
+        spec: DecoderSpec,
         num_slots: int,
         device: Device,
         open_graph: Callable[[bytes], ort.InferenceSession],
@@ -42,10 +46,13 @@ class ReturnedKv:
         self.num_slots = num_slots
         self.capacity = 0
         self._session = session
-        self._kv = kv
+        self._spec = spec
         self._device = device
-        self._empty = _Held(0, tuple(self._empty_value(tensor) for tensor in kv))
-        self._held = [self._empty] * num_slots
+        self._empty: Values = (
+            *(self._zeros(tensor.shape(1, 0), tensor.elem_type) for tensor in spec.kv),
+            *(self._zeros([1, *state.shape], state.elem_type) for state in spec.states),
+        )
+        self._slots = self._fresh_slots()
         self._open_graph = open_graph
         self._slicer: ort.InferenceSession | None = None
 
@@ -54,42 +61,60 @@ class ReturnedKv:
         self.close()
 
     def copy(self, copy: Copy) -> None:
-        self._held[copy.target] = self._cut(self._held[copy.source], copy.length)
+        values = self._values_at(copy.source, copy.length)
+        self._slots[copy.target] = _Slot(copy.length, values, {copy.length: values})
 
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         (row,) = rows
-        held = self._held[row.slot] = self._cut(self._held[row.slot], row.past)
+        values = self._values_at(row.slot, row.past)
+        forks = {length: kept for length, kept in self._slots[row.slot].forks.items() if length <= row.past}
+        self._slots[row.slot] = _Slot(row.past, values, forks)
         binding = self._session.io_binding()
-        for tensor, value in zip(self._kv, held.values, strict=True):
+        for tensor, value in zip(self._spec.caches, values, strict=True):
             binding.bind_ortvalue_input(tensor.past, value)
             binding.bind_output(tensor.present, self._device.kind, self._device.index)
         return binding
 
     def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
         (row,) = rows
-        self._held[row.slot] = _Held(row.past + len(row.tokens), tuple(presents))
+        slot = self._slots[row.slot]
+        slot.length, slot.values = row.past + len(row.tokens), tuple(presents)
+        if row.is_fork:
+            slot.forks[slot.length] = slot.values
 
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "returned", "kv_binding": "present outputs stay on the device and become the next past"}
 
     def close(self) -> None:
-        self._held = [self._empty] * self.num_slots
+        self._slots = self._fresh_slots()
 
-    def _cut(self, held: _Held, length: int) -> _Held:
-        if length == held.length:
-            return held
+    def _fresh_slots(self) -> list[_Slot]:
+        return [_Slot(0, self._empty) for _ in range(self.num_slots)]
+
+    def _values_at(self, number: int, length: int) -> Values:
+        slot = self._slots[number]
+        if length == slot.length:
+            return slot.values
         if length == 0:
             return self._empty
+        if length in slot.forks:
+            return slot.forks[length]
+        assert not self._spec.states, "a state cannot be cut"
+        return self._cut(slot.values, length)
+
+    def _cut(self, values: Values, length: int) -> Values:
         if self._slicer is None:
-            self._slicer = self._open_graph(slice_graph([tensor.elem_type for tensor in self._kv]))
+            self._slicer = self._open_graph(slice_graph([tensor.elem_type for tensor in self._spec.kv]))
         binding = self._slicer.io_binding()
-        for i, value in enumerate(held.values):
+        for i, value in enumerate(values):
             binding.bind_ortvalue_input(f"x{i}", value)
             binding.bind_output(f"y{i}", self._device.kind, self._device.index)
         binding.bind_cpu_input("length", np.array([length], np.int64))
         self._slicer.run_with_iobinding(binding)
-        return _Held(length, tuple(binding.get_outputs()))
+        return tuple(binding.get_outputs())
 
-    def _empty_value(self, tensor: KvTensor) -> ort.OrtValue:
-        shape = [1, tensor.heads, 0, tensor.head_size]
-        return ort.OrtValue.ortvalue_from_shape_and_type(shape, tensor.elem_type, self._device.kind, self._device.index)
+    @staticmethod
+    def _zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
+        """Zeros in the host's memory, which binding copies to the device. In every type zero is zero bytes."""
+        unsigned = np.dtype(f"u{ITEM_BYTES[elem_type]}")
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, unsigned), elem_type)

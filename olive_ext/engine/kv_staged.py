@@ -17,7 +17,7 @@ import onnxruntime as ort
 from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.rows import put_row_graph, take_row_graph
-from olive_ext.model.types import KvTensor
+from olive_ext.model.types import DecoderSpec, KvTensor
 
 Values = list[ort.OrtValue]
 
@@ -30,7 +30,7 @@ class StagedKv:
     def __init__(
         self,
         session: ort.InferenceSession,
-        kv: Sequence[KvTensor],
+        spec: DecoderSpec,
         num_slots: int,
         device: Device,
         open_graph: Callable[[bytes], ort.InferenceSession],
@@ -38,9 +38,9 @@ class StagedKv:
         self.num_slots = num_slots
         self.capacity = 0
         self._session = session
-        self._kv = kv
+        self._kv = spec.kv
         self._device = device
-        elem_types = [tensor.elem_type for tensor in kv]
+        elem_types = [tensor.elem_type for tensor in spec.kv]
         self._take = open_graph(take_row_graph(elem_types)) if num_slots > 1 else None
         self._put = open_graph(put_row_graph(elem_types)) if num_slots > 1 else None
         self._staging: Values = []
@@ -123,7 +123,6 @@ class StagedKv:
         return binding
 
     def _allocate(self, tensor: KvTensor, num_rows: int) -> ort.OrtValue:
-        shape = [num_rows, tensor.heads, self.capacity, tensor.head_size]
         return self._session.create_ortvalue_from_shape_and_type(
-            shape, tensor.elem_type, self._device.kind, self._device.index
+            tensor.shape(num_rows, self.capacity), tensor.elem_type, self._device.kind, self._device.index
         )

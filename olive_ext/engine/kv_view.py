@@ -15,7 +15,7 @@ import onnxruntime as ort
 from olive_ext.engine.kv import ITEM_BYTES, Device
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.rows import copy_graph
-from olive_ext.model.types import KvTensor
+from olive_ext.model.types import DecoderSpec, KvTensor
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -28,7 +28,7 @@ class ViewKv:
     def __init__(
         self,
         session: ort.InferenceSession,
-        kv: Sequence[KvTensor],
+        spec: DecoderSpec,
         num_slots: int,
         device: Device,
         open_graph: Callable[[bytes], ort.InferenceSession],
@@ -36,7 +36,7 @@ class ViewKv:
         self.num_slots = num_slots
         self.capacity = 0
         self._session = session
-        self._kv = kv
+        self._kv = spec.kv
         self._device = device
         self._buffers: list[_Buffer] = []
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
@@ -52,7 +52,7 @@ class ViewKv:
     def copy(self, copy: Copy) -> None:
         if self._device.kind == "cpu":
             for buffer in self._buffers:
-                buffer.bytes_NHLD[copy.target, :, : copy.length] = buffer.bytes_NHLD[copy.source, :, : copy.length]
+                buffer.copy(copy)
             return
         if self._copier is None:
             self._copier = self._open_graph(copy_graph([tensor.elem_type for tensor in self._kv]))
@@ -91,15 +91,21 @@ class _Buffer:
     def __init__(self, tensor: KvTensor, num_slots: int, capacity: int, device: Device) -> None:
         self._tensor = tensor
         self._device = device
-        self._shape = [tensor.heads, capacity, tensor.head_size]
-        row_bytes = tensor.head_size * ITEM_BYTES[tensor.elem_type]
-        self.bytes_NHLD: Bytes = np.zeros((num_slots, tensor.heads, capacity, row_bytes), np.uint8)
-        self._slot_bytes = self.bytes_NHLD.nbytes // num_slots
-        self._address = self.bytes_NHLD.ctypes.data
-        if device.kind != "cpu":
-            self._value = ort.OrtValue.ortvalue_from_numpy(self.bytes_NHLD, device.kind, device.index)
+        self._shape = tensor.shape(1, capacity)[1:]
+        *outer, inner = self._shape
+        memory: Bytes = np.zeros((num_slots, *outer, inner * ITEM_BYTES[tensor.elem_type]), np.uint8)
+        self._slot_bytes = memory.nbytes // num_slots
+        if device.kind == "cpu":
+            self._bytes_by_position = memory.swapaxes(1, tensor.position_axis)
+            self._address = memory.ctypes.data
+        else:
+            self._value = ort.OrtValue.ortvalue_from_numpy(memory, device.kind, device.index)
             self._address = self._value.data_ptr()
-            self.bytes_NHLD = self.bytes_NHLD[:0]
+
+    def copy(self, copy: Copy) -> None:
+        """Copies positions between slots in the host's memory."""
+        memory = self._bytes_by_position
+        memory[copy.target, : copy.length] = memory[copy.source, : copy.length]
 
     def view(self, first: int, count: int) -> tuple[str, int, int, list[int], int]:
         """Arguments of IOBinding for slots `first` to `first + count`: device, type, shape, address."""

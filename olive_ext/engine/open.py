@@ -53,7 +53,7 @@ def open_engine(
     device = opener.device(session)
     num_slots, origin = choose_num_slots(config, batch_size, spec, device)
     form = _kv_form(spec, device)
-    kv = form(session, spec.kv, num_slots, device, opener.helper)
+    kv = form(session, spec, num_slots, device, opener.helper)
     facts = {"model": str(files.decoder), "num_slots": num_slots, "num_slots_origin": origin, "notes": list(spec.notes)}
     return Engine(OrtRunner(session, spec, kv, head, facts), config.chunk_size)
 

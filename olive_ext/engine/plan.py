@@ -47,6 +47,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
         if len(tokens) > shared or request.generation:
             sequence = _sequence(tokens, request, answer)
             sequences.append(sequence)
+            _place_fork(min(shared, len(tokens) - 1), owners)
             if len(tokens) > shared:
                 owners.append((len(tokens), sequence))
         _place_reads(request, answer, owners)
@@ -75,7 +76,14 @@ def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    return Sequence(room, len(tokens), {}, generation, answer, rng)
+    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng)
+
+
+def _place_fork(length: int, owners: list[tuple[int, Sequence]]) -> None:
+    """Marks the first `length` tokens, which the next sequence shares, where they are computed."""
+    if length:
+        owner = next(owner for end, owner in owners if end >= length)
+        owner.forks.add(length)
 
 
 def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Sequence]]) -> None:

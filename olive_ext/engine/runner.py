@@ -1,28 +1,21 @@
-"""Runs steps on ONNX Runtime sessions with everything bound. Knows graphs and devices, no requests.
-
-Axes: B rows, S tokens of a row, W width of the mask, R head rows, T targets, K sampled rows, V vocabulary.
-"""
+"""Runs steps on ONNX Runtime sessions with everything bound. Knows graphs and devices, no requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.head import Head
+from olive_ext.engine.inputs import compute_inputs
 from olive_ext.engine.kv import KvStore
-from olive_ext.engine.step import Batching, Row, Step, StepOutput
+from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import RunError
-from olive_ext.model.types import DecoderSpec, TensorSpec
+from olive_ext.model.types import DecoderSpec
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
-
-Array = npt.NDArray[Any]
-INT32 = 6
 
 
 class OrtRunner:
@@ -40,6 +33,10 @@ class OrtRunner:
     @property
     def batching(self) -> Batching:
         return self._kv.batching
+
+    @property
+    def can_cut(self) -> bool:
+        return not self._spec.states
 
     @property
     def num_slots(self) -> int:
@@ -61,6 +58,9 @@ class OrtRunner:
     def reserve(self, positions: int) -> None:
         """Grows the slots to `positions` (rounded up), at least doubling; never shrinks them."""
         if positions <= self.capacity:
+            return
+        if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
+            self._kv.reserve(fixed)
             return
         wanted = max(positions, 2 * self.capacity)
         rounded = -(-wanted // CAPACITY_STEP) * CAPACITY_STEP
@@ -94,33 +94,14 @@ class OrtRunner:
 
     def _run(self, step: Step) -> StepOutput:
         binding = self._kv.bind(step.rows)
-        for name, array in self._inputs(step.rows).items():
+        for name, array in compute_inputs(self._spec.inputs, step.rows).items():
             binding.bind_cpu_input(name, array)
         self._head.bind(binding, step)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs()
-        num_kv = len(self._spec.kv)
-        self._kv.collect(step.rows, outputs[:num_kv])
-        return self._head.read(outputs[num_kv:], step)
-
-    def _inputs(self, rows: Sequence[Row]) -> dict[str, Array]:
-        spec = self._spec
-        tokens_BS = np.array([row.tokens for row in rows], np.int64)
-        past_B1 = np.array([[row.past] for row in rows], np.int64)
-        feeds = [(spec.input_ids, tokens_BS)]
-        num_tokens = tokens_BS.shape[1]
-        if spec.attention_mask is not None:
-            width = int(past_B1.max()) + num_tokens
-            feeds.append((spec.attention_mask, (np.arange(width) < past_B1 + num_tokens).astype(np.int64)))
-        if spec.position_ids is not None:
-            positions = past_B1 + np.arange(num_tokens)
-            rank = len(spec.position_ids.shape)
-            feeds.append((spec.position_ids, positions if rank == 2 else np.stack([positions] * 3)))
-        return {tensor.name: _cast(tensor, array) for tensor, array in feeds}
-
-
-def _cast(tensor: TensorSpec, array: Array) -> Array:
-    return np.ascontiguousarray(array, np.int32 if tensor.elem_type == INT32 else np.int64)
+        num_caches = len(self._spec.caches)
+        self._kv.collect(step.rows, outputs[:num_caches])
+        return self._head.read(outputs[num_caches:], step)
 
 
 def is_ort_error(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from olive_ext.engine.sampling import draw
 from olive_ext.engine.sequence import Answer, Sequence
 from olive_ext.engine.slots import Slots
-from olive_ext.engine.step import Batching, Copy, FloatArray, HeadRow, Row, Step, StepOutput
+from olive_ext.engine.step import Batching, Copy, FloatArray, HeadRow, Row, Runner, Step, StepOutput
 from olive_ext.engine.types import FinishReason
 
 IDLE_TOKEN = 0
@@ -38,10 +38,11 @@ class Counters:
 class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
-    def __init__(self, num_slots: int, capacity: int, chunk_size: int, batching: Batching, counters: Counters) -> None:
-        self.slots = Slots(num_slots, capacity)
+    def __init__(self, runner: Runner, chunk_size: int, counters: Counters) -> None:
+        self.slots = Slots(runner.num_slots, runner.capacity, runner.can_cut)
         self._chunk_size = chunk_size
-        self._batching = batching
+        self._batching = runner.batching
+        self._can_cut = runner.can_cut
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
@@ -89,7 +90,7 @@ class Scheduler:
                 if sequence.wants_next(position):
                     self._append(sequence, best if sequence.rng is None else _draw(sequence, next(samples)))
             sequence.computed += len(row.tokens)
-            self.slots.extend(row.slot, row.tokens)
+            self.slots.extend(row.slot, row.tokens, row.is_fork)
             self._retire(sequence, completed)
         return completed
 
@@ -136,7 +137,10 @@ class Scheduler:
     def _row(self, sequence: Sequence) -> Row:
         start = sequence.computed
         stop = min(sequence.end, start + self._chunk_size)
-        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()))
+        if not self._can_cut:
+            stop = min((fork for fork in sequence.forks if start < fork < stop), default=stop)
+        is_fork = not self._can_cut and stop in sequence.forks
+        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_fork)
 
     def _append(self, sequence: Sequence, token: int) -> None:
         generation, answer = sequence.generation, sequence.answer

@@ -57,12 +57,14 @@ class Read:
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `reads[position]` are the scores wanted of the distribution behind that position.
+    `reads[position]` are the scores wanted of the distribution behind that position; `forks` are the numbers of tokens
+    after which later sequences go another way.
     """
 
     tokens: TokenArray
     end: int
     reads: dict[int, list[Read]] = field(default_factory=dict)
+    forks: set[int] = field(default_factory=set)
     generation: Generation | None = None
     answer: Answer | None = None
     rng: np.random.Generator | None = None

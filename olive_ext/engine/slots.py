@@ -31,7 +31,9 @@ class Taken:
 class Slots:
     """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
 
-    def __init__(self, num_slots: int, capacity: int) -> None:
+    def __init__(self, num_slots: int, capacity: int, can_cut: bool = True) -> None:
+        self._can_cut = can_cut
+        self._forks: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._lengths = [0] * num_slots
         self._released = [0] * num_slots
@@ -54,7 +56,7 @@ class Slots:
 
     def take(self, tokens: TokenArray, limit: int) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one."""
-        shared = [common_prefix(self._resident(slot), tokens[:limit]) for slot in range(self.num_slots)]
+        shared = [self._reusable(slot, tokens[:limit]) for slot in range(self.num_slots)]
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         slot = min(free, key=lambda s: (-shared[s], self._released[s], s))
         source = max(self._busy, key=lambda s: shared[s], default=slot)
@@ -62,23 +64,32 @@ class Slots:
         if shared[source] >= shared[slot] + MIN_COPY:
             copy = Copy(source, slot, shared[source])
         length = shared[source] if copy else shared[slot]
+        self._forks[slot] = [length] if copy else [fork for fork in self._forks[slot] if fork <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
         self._lengths[slot] = length
         self._busy.add(slot)
         return Taken(slot, length, copy)
 
-    def extend(self, slot: int, tokens: tuple[int, ...]) -> None:
-        """Notes that `tokens` are now resident behind what the slot held."""
+    def extend(self, slot: int, tokens: tuple[int, ...], is_fork: bool = False) -> None:
+        """Notes that `tokens` are now resident behind what the slot held, and kept there as a fork."""
         start = self._lengths[slot]
+        if is_fork:
+            self._forks[slot].append(start + len(tokens))
         self._lengths[slot] = start + len(tokens)
         self._tokens_SP[slot, start : start + len(tokens)] = tokens
 
     def release(self, slot: int) -> None:
-        """Frees the slot. One position stays unused, where an idle row of a later step may write."""
+        """Frees the slot. In one that can be cut, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
         self._clock += 1
         self._released[slot] = self._clock
-        self._lengths[slot] = min(self._lengths[slot], self._tokens_SP.shape[1] - 1)
+        if self._can_cut:
+            self._lengths[slot] = min(self._lengths[slot], self._tokens_SP.shape[1] - 1)
 
-    def _resident(self, slot: int) -> TokenArray:
-        return self._tokens_SP[slot, : self._lengths[slot]]
+    def _reusable(self, slot: int, tokens: TokenArray) -> int:
+        """How many of `tokens` the slot can go on from."""
+        length = self._lengths[slot]
+        shared = common_prefix(self._tokens_SP[slot, :length], tokens)
+        if self._can_cut or shared == length:
+            return shared
+        return max((fork for fork in self._forks[slot] if fork <= shared), default=0)

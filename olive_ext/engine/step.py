@@ -46,6 +46,8 @@ class Row:
     slot: int
     past: int
     tokens: tuple[int, ...]
+    is_fork: bool = False
+    """What is resident after these tokens is kept, for other sequences to go on from."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class Runner(Protocol):
 
     @property
     def batching(self) -> Batching: ...
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a slot can be cut back to any position, or only to those that were kept as forks."""
+        ...
 
     @property
     def num_slots(self) -> int: ...

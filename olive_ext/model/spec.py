@@ -16,34 +16,12 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError
-from olive_ext.model.types import DecoderSpec, KvTensor, TensorSpec
+from olive_ext.model.attention import AttentionNodes, attribute, rotary_rows, tensor_spec
+from olive_ext.model.names import KV_NAMES, ROLE_NAMES, ROLE_RANKS, STATE_NAMES, UNSUPPORTED
+from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
-KV_NAMES = (
-    ("past_key_values.%d.key", "present.%d.key"),
-    ("past_key_values.%d.value", "present.%d.value"),
-    ("past_key_%d", "present_key_%d"),
-    ("past_value_%d", "present_value_%d"),
-)
-"""Names of a KV input and its output by exporter, %d being the layer; those of genai_config.json come before them."""
-
-UNSUPPORTED = (
-    (r"cross|encoder", "it belongs to an encoder-decoder, and only decoder-only models can be evaluated"),
-    (r"inputs_embeds|per_layer_inputs", "the decoder takes the embeddings of another model instead of token ids"),
-    (r"conv|recurrent|ssm|past_states", "a conv or recurrent state cannot be cut at a position"),
-    (r"block_table|cumulative_sequence|attention_metadata|logits_indices", "a paged KV cache"),
-    (r"key_cache|value_cache|write_indices|nonpad_kv_seqlen|cache_indirection", "a static KV cache"),
-    (r"past_seq|total_seq|current_seq|seqlens", "lengths in place of an attention mask"),
-    (r"use_cache_branch", "a merged decoder with a branch for the first step"),
-    (r"key_scale|value_scale", "scales of a KV cache quantized for each token"),
-    (r"num_logits_to_keep|logits_to_keep", "the graph cuts its logits itself"),
-    (r"token_type_ids|_gate$", "token types or modality gates"),
-)
-"""Inputs that are recognised but not supported yet: a part of the name, and why. The first row that fits is told."""
-
-_TOKEN_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32})
+_INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
 _INTEGER_KV = frozenset({TensorProto.INT8, TensorProto.UINT8})
-_ROLES = {"input_ids": (2,), "attention_mask": (2,), "position_ids": (2, 3)}
-"""Inputs that carry tokens, and the ranks they may have."""
 
 
 def read_spec(
@@ -67,52 +45,54 @@ class _Reader:
         self._search_config: Mapping[str, Any] = genai_config.get("search", {})
         self._hf_config = hf_config
         weights = {tensor.name for tensor in model.graph.initializer}
-        self._inputs = {value.name: _tensor(value) for value in model.graph.input if value.name not in weights}
-        self._outputs = {value.name: _tensor(value) for value in model.graph.output}
-        self._attention = _AttentionNodes(model.graph)
+        self._inputs = {value.name: tensor_spec(value) for value in model.graph.input if value.name not in weights}
+        self._outputs = {value.name: tensor_spec(value) for value in model.graph.output}
+        self._attention = AttentionNodes(model.graph)
         self._notes: list[str] = []
 
     def read(self, max_length: int | None) -> DecoderSpec:
-        pairs = self._kv_names()
-        roles = {role: self._role(role) for role in _ROLES}
-        self._refuse_others({tensor.name for tensor in roles.values() if tensor is not None} | set(pairs))
-        input_ids = roles["input_ids"]
-        if input_ids is None:
+        pairs = self._pairs(self._configured_kv_names() + KV_NAMES)
+        state_pairs = self._pairs(STATE_NAMES)
+        inputs = tuple(found for role in Role if (found := self._input(role)) is not None)
+        self._refuse_others({found.tensor.name for found in inputs} | set(pairs) | set(state_pairs))
+        if not any(found.role is Role.INPUT_IDS for found in inputs):
             raise ModelError(f"the decoder has no input 'input_ids'; it has {_listed(self._inputs)}")
-        if not pairs:
+        if not pairs and not state_pairs:
             raise ModelError(
                 "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
             )
         kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
+        states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
         logits = self._logits()
-        obstacle = self._in_place_obstacle(kv)
+        obstacle = self._in_place_obstacle(kv, states)
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
         return DecoderSpec(
-            input_ids=input_ids,
-            attention_mask=roles["attention_mask"],
-            position_ids=roles["position_ids"],
+            inputs=inputs,
             kv=kv,
             logits=logits,
             vocab_size=self._vocab_size(logits),
-            context_length=self._context_length(max_length),
+            context_length=self._context_length(max_length, kv),
             is_kv_in_place=obstacle is None,
+            states=states,
             notes=tuple(self._notes),
         )
 
-    def _role(self, role: str) -> TensorSpec | None:
-        name = self._decoder_config.get("inputs", {}).get(role, role)
-        tensor = self._inputs.get(name) or self._inputs.get(role)
+    def _input(self, role: Role) -> InputSpec | None:
+        configured = self._decoder_config.get("inputs", {}).get(role.value)
+        tensor = next((self._inputs[name] for name in (configured, *ROLE_NAMES[role]) if name in self._inputs), None)
         if tensor is None:
             return None
-        if tensor.elem_type not in _TOKEN_TYPES:
+        accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else _INTEGER_TOKENS
+        if tensor.elem_type not in accepted:
             kind = TensorProto.DataType.Name(tensor.elem_type)
-            raise ModelError(f"input '{tensor.name}' is of type {kind}; INT64 and INT32 are supported")
-        if len(tensor.shape) not in _ROLES[role]:
-            ranks = " or ".join(map(str, _ROLES[role]))
+            names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
+            raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
+        if len(tensor.shape) not in ROLE_RANKS[role]:
+            ranks = " or ".join(map(str, ROLE_RANKS[role]))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
-        return tensor
+        return InputSpec(role, tensor)
 
     def _refuse_others(self, known: set[str]) -> None:
         others = [name for name in self._inputs if name not in known]
@@ -123,16 +103,18 @@ class _Reader:
         if others:
             raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {_listed(self._inputs)}")
 
-    def _kv_names(self) -> dict[str, str]:
-        """Past to present, by layer, each layer's key before its value."""
+    def _configured_kv_names(self) -> tuple[tuple[str, str], ...]:
         inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
-        configured = [
+        return tuple(
             (inputs[f"past_{part}_names"], outputs[f"present_{part}_names"])
             for part in ("key", "value")
             if f"past_{part}_names" in inputs and f"present_{part}_names" in outputs
-        ]
+        )
+
+    def _pairs(self, names: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Past to present, by layer, each layer's tensors in the order of `names`."""
         found: dict[str, tuple[int, int, str]] = {}
-        for rank, (past, present) in enumerate((*configured, *KV_NAMES)):
+        for rank, (past, present) in enumerate(names):
             pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
             for name in self._inputs:
                 match = pattern.fullmatch(name)
@@ -145,9 +127,11 @@ class _Reader:
 
     def _kv_tensor(self, past: str, present: str) -> KvTensor:
         tensor = self._inputs[past]
+        if len(tensor.shape) == 3 and any(name in self._inputs for name in ROLE_NAMES[Role.WRITE_INDICES]):
+            return self._static_kv_tensor(tensor, present)
         if len(tensor.shape) != 4:
             raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
-        if (node := self._attention.node(past)) is not None and _attribute(node, "sliding_window_cache", 0):
+        if (node := self._attention.node(past)) is not None and attribute(node, "sliding_window_cache", 0):
             raise ModelError(
                 f"input '{past}' is not supported yet: a windowed KV cache (sliding_window_cache=1) drops old "
                 "positions and cannot be rewound; export with windowed_kv_cache=false"
@@ -155,6 +139,22 @@ class _Reader:
         heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size)
+
+    def _static_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
+        """A static cache [batch, positions, width]: the graph writes at indices that it is given."""
+        _, capacity, width = tensor.shape
+        if not isinstance(capacity, int) or not isinstance(width, int):
+            raise ModelError(
+                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; a static cache is fixed"
+            )
+        return KvTensor(tensor.name, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
+
+    def _state_tensor(self, past: str, present: str) -> StateTensor:
+        tensor = self._inputs[past]
+        shape = tuple(size for size in tensor.shape[1:] if isinstance(size, int))
+        if len(shape) != len(tensor.shape) - 1:
+            raise ModelError(f"input '{past}' has the symbolic shape {list(tensor.shape)}; a state's size is fixed")
+        return StateTensor(past, present, tensor.elem_type, shape)
 
     def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
         """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""
@@ -196,12 +196,13 @@ class _Reader:
             self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
         return declared
 
-    def _context_length(self, max_length: int | None) -> int:
+    def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
         text_config = self._hf_config.get("text_config", self._hf_config)
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
             "config.json": text_config.get("max_position_embeddings"),
-            "the rows of the rotary cache": _rotary_rows(self._graph),
+            "the rows of the rotary cache": rotary_rows(self._graph),
+            "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
         }
         known = {origin: int(limit) for origin, limit in limits.items() if limit}
@@ -212,9 +213,13 @@ class _Reader:
         self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))
         return known[winner]
 
-    def _in_place_obstacle(self, kv: Iterable[KvTensor]) -> str | None:
+    def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
         """Why past and present cannot be one buffer; None where they can."""
+        if states:
+            return f"'{states[0].past}' is a state, which must be kept as it was at every fork"
         for tensor in kv:
+            if tensor.capacity is not None:
+                continue
             node = self._attention.node(tensor.past)
             if node is None or node.op_type != "GroupQueryAttention":
                 return f"'{tensor.past}' is not read by one GroupQueryAttention alone"
@@ -223,61 +228,6 @@ class _Reader:
             if tensor.elem_type in _INTEGER_KV and self._search_config.get("past_present_share_buffer") is False:
                 return f"'{tensor.past}' is quantized, and genai_config.json has past_present_share_buffer false"
         return None
-
-
-class _AttentionNodes:
-    """The nodes that read the KV inputs directly."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
-        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        for node in graph.node:
-            for index, name in enumerate(node.input):
-                self._readers.setdefault(name, []).append((node, index))
-
-    def node(self, past: str) -> onnx.NodeProto | None:
-        """The only reader of `past`."""
-        readers = self._readers.get(past, [])
-        return readers[0][0] if len(readers) == 1 else None
-
-    def present(self, past: str) -> str | None:
-        """The value in which GroupQueryAttention returns what it read from `past`: input 3 as output 1, 4 as 2."""
-        node, index = self._readers[past][0]
-        return node.output[index - 2] if index in (3, 4) and len(node.output) > index - 2 else None
-
-    def kv_heads(self, past: str) -> int | None:
-        node = self.node(past)
-        return None if node is None else _attribute(node, "kv_num_heads", 0) or None
-
-    def is_4bit(self, past: str) -> bool:
-        node = self.node(past)
-        return node is not None and _attribute(node, "kv_cache_bit_width", 0) == 4
-
-    def head_size(self, past: str) -> int | None:
-        """Last axis of the cache: that of the attention's output, by head; 4-bit caches hold two numbers a byte."""
-        node = self.node(past)
-        if node is None or not (num_heads := _attribute(node, "num_heads", 0)):
-            return None
-        for value in self._graph.value_info:
-            if value.name == node.output[0] and isinstance(width := _tensor(value).shape[-1], int):
-                return (width // num_heads + 1) // 2 if self.is_4bit(past) else width // num_heads
-        return None
-
-
-def _rotary_rows(graph: onnx.GraphProto) -> int | None:
-    """Positions that the rotary embedding's largest cos_cache holds."""
-    rows = [tensor.dims[0] for tensor in graph.initializer if "cos_cache" in tensor.name and len(tensor.dims) == 2]
-    return max(rows, default=None)
-
-
-def _tensor(value: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    return TensorSpec(value.name, tensor.elem_type, tuple(dims))
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(entry.i) for entry in node.attribute if entry.name == name), default)
 
 
 def _listed(names: Iterable[str]) -> str:

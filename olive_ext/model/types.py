@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +63,95 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class KvTensor:
-    """One key or value cache: input `past`, output `present`, shape [B, heads, T, head_size]."""
+    """One key or value cache: input `past`, output `present`.
+
+    Its shape is [B, heads, T, head_size], or [B, T, heads * head_size] where `position_axis` is 1.
+    """
 
     past: str
     present: str
     elem_type: int
     heads: int
     head_size: int
+    position_axis: int = 2
+    capacity: int | None = None
+    """T where the graph fixes it (a static cache)."""
+
+    def shape(self, num_rows: int, num_positions: int) -> list[int]:
+        if self.position_axis == 1:
+            return [num_rows, num_positions, self.heads * self.head_size]
+        return [num_rows, self.heads, num_positions, self.head_size]
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A state of fixed size (convolution, recurrence): input `past`, output `present`, [B, *shape], zero at first.
+
+    It stands for all positions so far and cannot be cut back to fewer.
+    """
+
+    past: str
+    present: str
+    elem_type: int
+    shape: tuple[int, ...]
+
+
+class Role(str, Enum):
+    """What an input of the decoder carries. B rows, S new tokens of a row, W width of the mask."""
+
+    INPUT_IDS = "input_ids"
+    """Token ids [B, S]."""
+
+    ATTENTION_MASK = "attention_mask"
+    """1 for each position up to the row's last new token, [B, W]."""
+
+    POSITION_IDS = "position_ids"
+    """Positions of the new tokens, [B, S], or [3, B, S] for multimodal rotary embeddings."""
+
+    CACHE_POSITION = "cache_position"
+    """Positions of the new tokens of the only row, [S]."""
+
+    LAST_POSITIONS = "past_seq_len"
+    """Index of each row's last position after the step (GroupQueryAttention's seqlens_k), [B, 1] or [B]."""
+
+    TOTAL_LENGTH = "total_seq_len"
+    """Largest number of positions of a row after the step, [] or [1]."""
+
+    WRITE_INDICES = "write_indices"
+    """Where each row's new tokens go in a static cache, [B]."""
+
+    VALID_LENGTHS = "nonpad_kv_seqlen"
+    """Positions of each row after the step, [B]."""
+
+    USE_CACHE_BRANCH = "use_cache_branch"
+    """Whether there is a past at all, bool [1] (merged decoders)."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """An input that the runner computes from the rows of a step."""
+
+    role: Role
+    tensor: TensorSpec
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """What a decoder takes, returns and can do, read from its graph and genai_config.json."""
 
-    input_ids: TensorSpec
-    attention_mask: TensorSpec | None
-    position_ids: TensorSpec | None
+    inputs: tuple[InputSpec, ...]
     kv: tuple[KvTensor, ...]
     logits: TensorSpec
     vocab_size: int
     context_length: int
     is_kv_in_place: bool
-    """True where past and present may be one buffer (every KV pair belongs to one GroupQueryAttention)."""
+    """True where past and present may be one buffer."""
 
+    states: tuple[StateTensor, ...] = ()
     notes: tuple[str, ...] = ()
     """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
+
+    @property
+    def caches(self) -> tuple[KvTensor | StateTensor, ...]:
+        """All that is carried from one step to the next."""
+        return (*self.kv, *self.states)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Batching, Row, Step, StepOutput
 from olive_ext.engine.types import FinishReason, Generation, Request, Result
 
 VOCAB = 23
@@ -28,7 +28,10 @@ def logprobs_of(prefix: Sequence[int]) -> np.ndarray:
 class FakeRunner:
     """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows."""
 
-    def __init__(self, num_slots: int, batching: Batching, context_length: int = 512) -> None:
+    def __init__(self, num_slots: int, batching: Batching, context_length: int = 512, *, can_cut: bool = True) -> None:
+        self.can_cut = can_cut
+        self._forks: list[set[int]] = []
+        self._ends: list[int] = []
         self.num_slots = num_slots
         self.batching = batching
         self.capacity = 0
@@ -41,14 +44,19 @@ class FakeRunner:
         if positions > self.capacity:
             self.capacity = positions
             self._kv = [[GARBAGE] * positions for _ in range(self.num_slots)]
+            self._forks = [{0} for _ in range(self.num_slots)]
+            self._ends = [0] * self.num_slots
 
     def run(self, step: Step) -> StepOutput:
         self.steps.append(step)
         self._check(step)
         for copy in step.copies:
             self._kv[copy.target][: copy.length] = self._kv[copy.source][: copy.length]
+            self._check_resumable(copy.source, copy.length)
+            self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
         for row in step.rows:
             assert row.past + len(row.tokens) <= self.capacity
+            self._advance(row)
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
         prefixes = []
         for head in step.heads:
@@ -60,6 +68,17 @@ class FakeRunner:
             np.array([logits_of(prefix).argmax() for prefix in prefixes], np.int64),
             np.array([logits_of(prefixes[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
         )
+
+    def _advance(self, row: Row) -> None:
+        self._check_resumable(row.slot, row.past)
+        self._ends[row.slot] = row.past + len(row.tokens)
+        self._forks[row.slot] = {length for length in self._forks[row.slot] if length <= row.past}
+        if row.is_fork:
+            self._forks[row.slot].add(self._ends[row.slot])
+
+    def _check_resumable(self, slot: int, length: int) -> None:
+        """A state that cannot be cut goes on only from where it stands, or from a fork that was kept."""
+        assert self.can_cut or length == self._ends[slot] or length in self._forks[slot]
 
     def describe(self) -> dict[str, object]:
         return {}

@@ -49,12 +49,13 @@ def _assert_equal(found: Result, expected: Result) -> None:
     calls=st.lists(_requests(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
-    batching=st.sampled_from(Batching),
+    runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
 )
 def test_run_equals_oracle_for_any_requests_slots_and_chunks(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
 ) -> None:
-    engine = Engine(FakeRunner(num_slots, batching), chunk_size)
+    batching, can_cut = runner
+    engine = Engine(FakeRunner(num_slots, batching, can_cut=can_cut), chunk_size)
     for requests in calls:
         for found, request in zip(engine.run(requests), requests, strict=True):
             _assert_equal(found, oracle(request))

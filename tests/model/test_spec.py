@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
 from olive_ext.model.spec import read_spec
-from olive_ext.model.types import KvTensor, TensorSpec
+from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 Shape = Sequence[int | str]
@@ -93,9 +93,10 @@ def _changed(section: Mapping[str, Any], path: Sequence[str], values: Mapping[st
 
 def test_spec_of_a_genai_package_is_complete():
     spec = read_spec(model(), GENAI_CONFIG)
-    assert spec.input_ids == TensorSpec("input_ids", INT64, ("B", "S"))
-    assert spec.attention_mask == TensorSpec("attention_mask", INT64, ("B", "P+S"))
-    assert spec.position_ids is None
+    assert spec.inputs == (
+        InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", INT64, ("B", "S"))),
+        InputSpec(Role.ATTENTION_MASK, TensorSpec("attention_mask", INT64, ("B", "P+S"))),
+    )
     assert [tensor.past for tensor in spec.kv] == [
         f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")
     ]
@@ -163,13 +164,14 @@ def test_kv_may_be_quantized():
 
 
 def test_input_ids_may_be_int32():
-    assert read_spec(model(tokens=[("input_ids", INT32, ["B", "S"])]), {}).input_ids.elem_type == INT32
+    (tokens,) = read_spec(model(tokens=[("input_ids", INT32, ["B", "S"])]), {}).inputs
+    assert tokens.tensor.elem_type == INT32
 
 
 @pytest.mark.parametrize("shape", [["B", "S"], [3, "B", "S"]], ids=len)
 def test_position_ids_may_have_rank_two_or_three(shape):
     spec = read_spec(model(tokens=[*TOKENS, ("position_ids", INT64, shape)]), {})
-    assert spec.position_ids == TensorSpec("position_ids", INT64, tuple(shape))
+    assert spec.inputs[-1] == InputSpec(Role.POSITION_IDS, TensorSpec("position_ids", INT64, tuple(shape)))
 
 
 def test_position_ids_are_refused_when_of_rank_one():
@@ -256,18 +258,12 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
     [
         ("inputs_embeds", "embeddings of another model"),
         ("per_layer_inputs", "embeddings of another model"),
-        ("past.0.conv", "conv or recurrent state"),
-        ("past_key_values.0.recurrent_state", "conv or recurrent state"),
-        ("past_states.0.ssm_state", "conv or recurrent state"),
+        ("past_state_of_a_new_kind", "state whose output is not known"),
         ("past_key_cross_0", "encoder-decoder"),
         ("encoder_hidden_states", "encoder-decoder"),
         ("past_key_values.0.encoder.key", "encoder-decoder"),
         ("block_table", "paged KV cache"),
-        ("key_cache.0", "static KV cache"),
-        ("write_indices", "static KV cache"),
-        ("past_seq_len", "lengths in place of an attention mask"),
         ("total_sequence_length", "lengths in place of an attention mask"),
-        ("use_cache_branch", "merged decoder"),
     ],
 )
 def test_input_is_refused_by_name_when_not_supported_yet(name, reason):
@@ -284,6 +280,52 @@ def test_input_is_refused_by_name_when_not_understood():
 def test_windowed_kv_is_refused_because_it_cannot_be_rewound():
     with pytest.raises(ModelError, match=r"'past_key_values.0.key' is not supported yet: a windowed KV cache"):
         read_spec(model(sliding_window_cache=1), GENAI_CONFIG)
+
+
+STATES = [
+    ("past.0.conv", "present.0.conv"),
+    ("past_conv.0", "present_conv.0"),
+    ("past_key_values.0.recurrent_state", "present.0.recurrent_state"),
+    ("past_states.0.ssm_state", "present_states.0.ssm_state"),
+]
+
+
+@pytest.mark.parametrize(("past", "present"), STATES)
+def test_states_are_paired_by_name_and_keep_kv_from_being_in_place(past, present):
+    spec = read_spec(
+        model(extra=[(past, FLOAT, ["B", 8, 3])], outputs=[LOGITS, (present, FLOAT, ["B", 8, 3])]), GENAI_CONFIG
+    )
+    assert spec.states == (StateTensor(past, present, FLOAT, (8, 3)),)
+    assert not spec.is_kv_in_place
+
+
+@pytest.mark.parametrize(("past", "present"), STATES)
+def test_state_is_refused_when_its_output_is_missing_or_its_size_unknown(past, present):
+    with pytest.raises(ModelError, match=f"input '{past}' has no output '{present}'"):
+        read_spec(model(extra=[(past, FLOAT, ["B", 8, 3])]), GENAI_CONFIG)
+    with pytest.raises(ModelError, match=f"input '{past}' has the symbolic shape"):
+        read_spec(model(extra=[(past, FLOAT, ["B", "N", 3])], outputs=[LOGITS, (present, FLOAT, ["B", 8, 3])]), {})
+
+
+def test_static_cache_is_read_with_its_capacity_as_context():
+    spec = read_spec(
+        model(
+            layers=[],
+            tokens=[TOKENS[0]],
+            extra=[("key_cache.0", FLOAT, ["B", 128, 32]), ("write_indices", INT64, ["B"])],
+            outputs=[LOGITS, ("updated_key_cache.0", FLOAT, ["B", 128, 32])],
+        ),
+        {},
+    )
+    (tensor,) = spec.kv
+    assert tensor.shape(3, 128) == [3, 128, 32]
+    assert (spec.context_length, spec.is_kv_in_place) == (128, True)
+
+
+def test_lengths_in_place_of_a_mask_are_inputs_of_their_own():
+    lengths = [("past_seq_len", INT32, ["B", 1]), ("total_seq_len", INT32, [1])]
+    spec = read_spec(model(tokens=[TOKENS[0], *lengths]), GENAI_CONFIG)
+    assert [found.role for found in spec.inputs] == [Role.INPUT_IDS, Role.LAST_POSITIONS, Role.TOTAL_LENGTH]
 
 
 def test_kv_is_refused_when_of_rank_three():

@@ -1,0 +1,62 @@
+"""The attention nodes of a decoder's graph: which one reads a KV input, and what it says of the cache's shape."""
+
+from __future__ import annotations
+
+import onnx
+
+from olive_ext.model.types import TensorSpec
+
+
+class AttentionNodes:
+    """The nodes that read the KV inputs directly."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in graph.node:
+            for index, name in enumerate(node.input):
+                self._readers.setdefault(name, []).append((node, index))
+
+    def node(self, past: str) -> onnx.NodeProto | None:
+        """The only reader of `past`."""
+        readers = self._readers.get(past, [])
+        return readers[0][0] if len(readers) == 1 else None
+
+    def present(self, past: str) -> str | None:
+        """The value in which GroupQueryAttention returns what it read from `past`: input 3 as output 1, 4 as 2."""
+        node, index = self._readers[past][0]
+        return node.output[index - 2] if index in (3, 4) and len(node.output) > index - 2 else None
+
+    def kv_heads(self, past: str) -> int | None:
+        node = self.node(past)
+        return None if node is None else attribute(node, "kv_num_heads", 0) or None
+
+    def is_4bit(self, past: str) -> bool:
+        node = self.node(past)
+        return node is not None and attribute(node, "kv_cache_bit_width", 0) == 4
+
+    def head_size(self, past: str) -> int | None:
+        """Last axis of the cache: that of the attention's output, by head; 4-bit caches hold two numbers a byte."""
+        node = self.node(past)
+        if node is None or not (num_heads := attribute(node, "num_heads", 0)):
+            return None
+        for value in self._graph.value_info:
+            if value.name == node.output[0] and isinstance(width := tensor_spec(value).shape[-1], int):
+                return (width // num_heads + 1) // 2 if self.is_4bit(past) else width // num_heads
+        return None
+
+
+def rotary_rows(graph: onnx.GraphProto) -> int | None:
+    """Positions that the rotary embedding's largest cos_cache holds."""
+    rows = [tensor.dims[0] for tensor in graph.initializer if "cos_cache" in tensor.name and len(tensor.dims) == 2]
+    return max(rows, default=None)
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+    return TensorSpec(value.name, tensor.elem_type, tuple(dims))
+
+
+def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(entry.i) for entry in node.attribute if entry.name == name), default)
