@@ -6,6 +6,7 @@ keys of a pass.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from olive.systems.common import SystemType
 
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model.folders import is_hub_name
+from olive_ext.model.folders import contents, is_hub_name
 from olive_ext.workflow.passes import parse
 from olive_ext.workflow.results import check_declared
 
@@ -34,6 +35,8 @@ def is_our_pass(pass_type: str) -> bool:
 
 def refuse(engine: Any, input_model: Any) -> None:
     """Checks an engine that is about to run; raises `ConfigError` or `ModelError`."""
+    for name, config in _passes(engine):
+        _refuse_unknown_pass(engine, name, config.type)
     evaluators = list(our_evaluators(engine))
     passes = [(name, config) for name, config in _passes(engine) if is_our_pass(config.type)]
     for where, evaluator in evaluators:
@@ -53,6 +56,16 @@ def refuse(engine: Any, input_model: Any) -> None:
             evaluator.user_script = evaluator.user_script or str(USER_SCRIPT)
 
 
+def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
+    """Olive notices when the pass is to run: behind the evaluation of the input model and the passes before it."""
+    try:
+        engine.olive_config.get_pass_module_config(pass_type)
+    except ValueError as error:
+        near = difflib.get_close_matches(pass_type, [PASS_TYPE.lower()], n=1)
+        hint = f"did you mean '{PASS_TYPE}'?" if near else "Olive knows no such pass"
+        raise ConfigError(f"'passes.{name}.type' = '{pass_type}': {hint}") from error
+
+
 def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
     """This package's evaluators of an engine, each with its place in the recipe."""
     if is_ours(engine.evaluator_config):
@@ -69,8 +82,10 @@ def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
 
 def _refuse_missing_model(input_model: Any) -> None:
     """Olive takes a path that does not exist for the name of a model on a hub, and asks there."""
-    path = input_model.config.get("model_path")
-    if not isinstance(path, str) or Path(path).exists() or path.startswith("azureml:"):
+    path, name = (input_model.config.get(key) for key in ("model_path", "onnx_file_name"))
+    if not isinstance(path, str) or path.startswith("azureml:"):
         return
-    if input_model.type.lower() == "onnxmodel" or not is_hub_name(path):
+    if not Path(path).exists() and (input_model.type.lower() == "onnxmodel" or not is_hub_name(path)):
         raise ModelError(f"'input_model.model_path' = '{path}': no such file or folder")
+    if name and Path(path).is_dir() and not (Path(path) / name).is_file():
+        raise ModelError(f"'input_model.onnx_file_name' = '{name}' is not in '{path}': {contents(Path(path))}")

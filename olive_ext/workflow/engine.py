@@ -18,6 +18,7 @@ from olive_ext.config.base import word
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.workflow.early import is_ours, our_evaluators, refuse
 from olive_ext.workflow.fingerprint import digest, environment, missed_weights
+from olive_ext.workflow.handlers import input_model_path
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import report_folder, surfaced
 from olive_ext.workflow.wrapping import wrap_once
@@ -94,13 +95,15 @@ def _run(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
-        refuse(self, given["input_model_config"])
+        input_model = given["input_model_config"]
+        refuse(self, input_model)
         outcome = Outcome()
-        token = _outcome.set(outcome)
+        tokens = _outcome.set(outcome), input_model_path.set(input_model.config.get("model_path"))
         try:
             output = original(self, *args, **kwargs)
         finally:
-            _outcome.reset(token)
+            _outcome.reset(tokens[0])
+            input_model_path.reset(tokens[1])
         outcome.gave_up = _gave_up(self, output, given.get("evaluate_input_model", True))
         for outcomes in _watchers:
             outcomes.append(outcome)

@@ -6,6 +6,7 @@ Opens no ONNX model; loads Hugging Face models, which only the handler knows how
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from olive_ext.workflow.log import logger
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 _GENAI_CONFIG = "genai_config.json"
 _UNSUPPORTED = ("external_initializers_file_name", "constant_inputs_file_name")
+
+input_model_path: ContextVar[str | None] = ContextVar("input_model_path", default=None)
+"""Path of the model that the running recipe starts from. Olive's passes leave the tokenizer of an ONNX model behind."""
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
@@ -150,11 +154,11 @@ def _place(model: Any) -> tuple[Path, str | None]:
 
 
 def _tokenizer_candidates(model: Any) -> list[str]:
-    """Folders of the files that travel with the model, then the name of the model it was made from."""
+    """Folders of the files that travel with the model, the model it was made from, the recipe's input model."""
     attributes = model.model_attributes or {}
     folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
-    origin = attributes.get("_name_or_path")
-    return list(dict.fromkeys([*folders, *([str(origin)] if origin else [])]))
+    origins = [attributes.get("_name_or_path"), input_model_path.get()]
+    return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
 
 
 def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execution_providers: Any) -> dict[str, Any]:

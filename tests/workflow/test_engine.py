@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
+from olive.package_config import OlivePackageConfig
 
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
@@ -37,6 +38,7 @@ def new_engine() -> Any:
 
     class FakeEngine:
         target_config = Target()
+        olive_config = OlivePackageConfig.load_default_config()
         input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
 
         def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
