@@ -1,0 +1,124 @@
+"""The quickstart recipe's data, tasks and model: reproducible, held out, small, and really learned."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart"
+TASKS = RECIPE / "tasks"
+TASK_NAMES = ["quickstart_choice", "quickstart_letters", "quickstart_perplexity", "quickstart_generate"]
+MAX_BYTES = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """What the committed script writes now: `tasks/` and `text.jsonl`."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    script = RECIPE / "make" / "make_data.py"
+    command = [sys.executable, str(script), "--tasks", str(folder / "tasks"), "--text", str(folder / "text.jsonl")]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1"})
+    return folder
+
+
+def rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (TASKS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_task_files_when_made_again_are_the_committed_bytes(written):
+    made = sorted((written / "tasks").iterdir())
+
+    assert [path.name for path in made] == sorted(path.name for path in TASKS.glob("*.jsonl"))
+    for path in made:
+        assert path.read_bytes() == (TASKS / path.name).read_bytes(), path.name
+
+
+def test_training_text_holds_no_evaluation_document(written):
+    text = "\n\n".join(json.loads(line) for line in (written / "text.jsonl").read_text(encoding="utf-8").splitlines())
+    pages = [part for row in rows("perplexity.jsonl") for part in row["page"].split("\n\n")]
+    documents = [row["context"] for row in rows("choice.jsonl")] + [row["question"] for row in rows("generate.jsonl")]
+
+    assert not [document for document in documents + pages if document in text]
+
+
+def test_training_quizzes_ask_no_evaluation_question(written):
+    """A question about a person is held out whatever its options are; one about words, with its set of words."""
+    text = "\n".join(json.loads(line) for line in (written / "text.jsonl").read_text(encoding="utf-8").splitlines())
+    lines = text.splitlines()
+    starts = [index for index, line in enumerate(lines) if line.startswith("A. ")]
+    asked = {lines[index - 1].removeprefix("<|user|>") for index in starts}
+    words = {frozenset(line[3:] for line in lines[index : index + 4]) for index in starts}
+    questions = rows("letters.jsonl")
+
+    assert starts
+    assert not asked & {row["question"] for row in questions if not row["question"].startswith("Which word")}
+    assert not words & {frozenset(row["choices"]) for row in questions if row["question"].startswith("Which word")}
+
+
+def test_committed_files_stay_small():
+    files = [path for path in RECIPE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
+
+
+def test_tasks_load_from_any_directory(tmp_path, monkeypatch):
+    tasks = pytest.importorskip("lm_eval.tasks")
+    monkeypatch.chdir(tmp_path)
+
+    loaded = tasks.TaskManager(include_defaults=False, include_path=str(TASKS)).load(TASK_NAMES)["tasks"]
+
+    assert sorted(loaded) == sorted(TASK_NAMES)
+    assert {name: len(task.eval_docs) for name, task in loaded.items()} == {
+        "quickstart_choice": 160,
+        "quickstart_letters": 160,
+        "quickstart_perplexity": 40,
+        "quickstart_generate": 120,
+    }
+
+
+def test_recipe_names_files_that_exist():
+    recipe = json.loads((RECIPE / "recipe.json").read_text(encoding="utf-8"))
+    evaluator = recipe["evaluators"][recipe["evaluator"]]
+
+    for written_path in (recipe["input_model"]["model_path"], evaluator["include_path"], evaluator["user_script"]):
+        assert (RECIPE.parents[1] / written_path).exists(), written_path
+    assert evaluator["tasks"] == TASK_NAMES
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, dict]:
+    """lm-eval's own scores of the float model on the first documents of every task."""
+    lm_eval = pytest.importorskip("lm_eval")
+    from lm_eval.tasks import TaskManager
+
+    results = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(RECIPE / "model")},
+        tasks=TASK_NAMES,
+        task_manager=TaskManager(include_defaults=False, include_path=str(TASKS)),
+        limit=24,
+        batch_size=24,
+        device="cpu",
+        bootstrap_iters=0,
+    )
+    return results["results"]
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "at_least"),
+    [
+        ("quickstart_choice", "acc,none", 0.4),
+        ("quickstart_choice", "acc_norm,none", 0.4),
+        ("quickstart_generate", "exact_match,answer", 0.5),
+    ],
+)
+def test_model_scores_above_chance(scores, task, metric, at_least):
+    """Without `quickstart_letters`, which the committed model answers at chance."""
+    assert scores[task][metric] >= at_least
+
+
+def test_model_finds_held_out_pages_likely(scores):
+    assert scores["quickstart_perplexity"]["bits_per_byte,none"] <= 0.4
