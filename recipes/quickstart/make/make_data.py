@@ -70,7 +70,7 @@ def letters_rows(rng: Random, held_out: bool, count: int) -> list[dict]:
 
 
 def perplexity_rows(rng: Random) -> list[dict]:
-    """Pages of stories and problems: long enough that the model's context does not always hold one."""
+    """Pages of stories and problems: up to about as long as the model's context."""
     return [{"page": "\n\n".join(page(rng))} for _ in range(40)]
 
 
