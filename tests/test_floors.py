@@ -33,9 +33,11 @@ DOORS = {
         "olive_ext.model.session",
         "olive_ext.engine.runner",
         "olive_ext.engine.head",
+        "olive_ext.engine.embedding",
         "olive_ext.engine.kv*",
         "olive_ext.engine.open",
         "olive_ext.engine.head",
+        "olive_ext.engine.embedding",
         "olive_ext.engine.open",
     ],
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.backends.*"],
@@ -46,8 +48,8 @@ DOORS = {
         "olive_ext.graph",
         "olive_ext.graph.*",
         "olive_ext.model.spec",
+        "olive_ext.model.attention",
         "olive_ext.model.locate",
-        "olive_ext.engine.open",
     ],
 }
 

@@ -12,6 +12,12 @@ from olive_ext.config.base import Auto, PositiveInt, Strict, word
 class EngineConfig(Strict):
     """Settings of the in-package decoder runner. They change speed and memory, never the numbers."""
 
+    runtime: Annotated[Literal["auto", "onnxruntime", "genai"], BeforeValidator(word)] = "auto"
+    """Which library runs the model. "onnxruntime" opens its graph in a session, with the KV cache, the batches and the
+    scoring on the device. "genai" drives onnxruntime-genai, one sequence at a time, for packages that nothing else can
+    run. "auto" takes "genai" where genai_config.json splits the decoder into a pipeline or has inputs of a fixed
+    length, and says so in the execution's `runtime_origin`."""
+
     num_slots: PositiveInt | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
     `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 8."""

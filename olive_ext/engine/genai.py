@@ -1,58 +1,22 @@
-"""Runs steps on a generator of onnxruntime-genai, one sequence at a time. Knows generators by what they do, not their
-package.
+"""Runs steps on a generator of onnxruntime-genai, one sequence at a time. Knows generators by what they do, not the
+package they come from.
 
-The generator only ever takes tokens in: it never draws one, so its stop ids and search settings play no part.
 Axes: S tokens of a row, R head rows, T targets, K sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from olive_ext.engine.genai_traits import Continues, Generator, Traits, feed
 from olive_ext.engine.step import Batching, FloatArray, Step, StepOutput
-from olive_ext.errors import ModelError, RunError
+from olive_ext.errors import RunError
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
-
-MAX_DEVIATION = 0.05
-"""Part of the logits' own spread by which they may differ between two ways to feed the same tokens. Kernels for one and
-for several tokens round differently (1 % with int4 weights); a cache with the wrong content differs by about 1."""
-
-Array = npt.NDArray[Any]
-
-
-class Generator(Protocol):
-    """The part of `onnxruntime_genai.Generator` that is used."""
-
-    def append_tokens(self, tokens: npt.NDArray[np.int32], /) -> None: ...
-
-    def get_output(self, name: str, /) -> Array: ...
-
-    def get_logits(self) -> Array:
-        """Those behind the last token, [1, 1, V]."""
-        ...
-
-    def rewind_to(self, length: int, /) -> None: ...
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a model's generators can do, as found by trying."""
-
-    returns_all_rows: bool
-    """The logits behind every token fed can be read, not only those behind the last."""
-
-    continues_by_many: bool
-    """Several tokens at once may follow a past."""
-
-    rewinds: bool
-    """A generator can be cut back to fewer tokens. Otherwise a new one is fed what is to stay."""
 
 
 class Model(Protocol):
@@ -77,7 +41,8 @@ class Model(Protocol):
 
 
 class GenaiRunner:
-    """One slot, which is one generator."""
+    """One slot, which is one generator. Where a generator cannot go on from the row's past, a new one is fed the past
+    again: the tokens of a slot are kept on the host."""
 
     batching = Batching.SINGLE
     num_slots = 1
@@ -111,9 +76,12 @@ class GenaiRunner:
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and onnxruntime-genai's reason when the device fails."""
         (row,) = step.rows
+        offsets = [head.offset for head in step.heads]
         try:
-            self._go_to(row.past)
-            logits_RV = self._feed(row.tokens, [head.offset for head in step.heads])
+            if self._traits.continues is Continues.NOT:
+                logits_RV = self._feed_afresh(row.past, row.tokens, offsets)
+            else:
+                logits_RV = self._feed(self._at(row.past), row.tokens, offsets)
         except (RuntimeError, MemoryError) as error:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
@@ -128,10 +96,10 @@ class GenaiRunner:
             "context_length": self.context_length,
             "batching": self.batching.value,
             "kv_cache": "onnxruntime-genai's generator",
-            "kv_binding": "rewound to the shared prefix" if self._traits.rewinds else "fed again behind a fork",
-            "scoring_head": "host",
-            "scoring_head_reason": "onnxruntime-genai returns whole rows of logits to the host",
+            "kv_binding": f"continues: {self._traits.continues.value}; rewinds: {_yes(self._traits.rewinds)}",
             "tokens_replayed": self.tokens_replayed,
+            "scoring_head": "host",
+            "scoring_head_reason": "onnxruntime-genai hands whole rows of logits to the host",
         }
 
     def close(self) -> None:
@@ -142,8 +110,8 @@ class GenaiRunner:
         self._generator = None
         self._tokens = []
 
-    def _go_to(self, past: int) -> Generator:
-        """The generator with the first `past` of its tokens and no others."""
+    def _at(self, past: int) -> Generator:
+        """A generator that holds the first `past` tokens of the slot and no others."""
         if self._generator is not None and past == len(self._tokens):
             return self._generator
         if self._generator is not None and self._traits.rewinds:
@@ -151,119 +119,76 @@ class GenaiRunner:
             del self._tokens[past:]
             return self._generator
         kept = self._tokens[:past]
-        self._forget()  # before the next one is made: two would take twice the memory
+        self._forget()  # before another is made: two would take twice the memory
         self._generator = self._model.new_generator(self.capacity)
-        self._append(kept)
+        self._append(self._generator, kept)
         self.tokens_replayed += past
         return self._generator
 
-    def _feed(self, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """Feeds `tokens` behind the past; the logits behind those at `offsets` (ascending), in fp32."""
-        generator = self._generator
-        assert generator is not None
-        at_once = self._traits.continues_by_many or not self._tokens
-        if offsets != [len(tokens) - 1] and offsets and at_once and self._traits.returns_all_rows:
-            self._append(tokens)
+    def _feed(self, generator: Generator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
+        """Feeds `tokens`; the logits [R, V] behind those at `offsets` (ascending), in fp32."""
+        is_one_feed = self._traits.continues is Continues.BY_MANY or not self._tokens
+        if offsets and offsets != [len(tokens) - 1] and is_one_feed and self._traits.returns_all_rows:
+            self._append(generator, tokens)
             logits_SV = generator.get_output(self._model.logits_name)[0]
             self.host_bytes += logits_SV.nbytes
             return np.asarray(logits_SV[offsets], np.float32)
         rows: list[FloatArray] = []
         start = 0
         for offset in offsets:
-            self._append(tokens[start : offset + 1])
-            logits_V = generator.get_logits().reshape(-1)
-            self.host_bytes += logits_V.nbytes
-            rows.append(np.asarray(logits_V, np.float32))
+            self._append(generator, tokens[start : offset + 1])
+            rows.append(self._last(generator))
             start = offset + 1
-        self._append(tokens[start:])
-        return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+        self._append(generator, tokens[start:])
+        return _stack(rows)
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        assert self._generator is not None
-        feed(self._generator, tokens, one_by_one=bool(self._tokens) and not self._traits.continues_by_many)
+    def _feed_afresh(self, past: int, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
+        """The same with a new generator for each of `offsets`, which is fed everything at once."""
+        self._tokens[past:] = tokens
+        rows: list[FloatArray] = []
+        for offset in offsets:
+            self._generator = None
+            self._generator = self._model.new_generator(self.capacity)
+            feed(self._generator, self._tokens[: past + offset + 1])
+            self.tokens_replayed += past + offset
+            rows.append(self._last(self._generator))
+        return _stack(rows)
+
+    def _append(self, generator: Generator, tokens: Sequence[int]) -> None:
+        feed(generator, tokens, one_by_one=bool(self._tokens) and self._traits.continues is Continues.BY_ONE)
         self._tokens += tokens
 
-
-def feed(generator: Generator, tokens: Sequence[int], one_by_one: bool = False) -> None:
-    """Appends `tokens`; none is lawful."""
-    size = 1 if one_by_one else max(1, len(tokens))
-    for start in range(0, len(tokens), size):
-        generator.append_tokens(np.array(tokens[start : start + size], np.int32))
+    def _last(self, generator: Generator) -> FloatArray:
+        logits_V = generator.get_logits().reshape(-1)
+        self.host_bytes += logits_V.nbytes
+        return np.asarray(logits_V, np.float32)
 
 
 def score(logits_RV: FloatArray, step: Step) -> StepOutput:
-    """The log-softmax in fp32 with the sum in fp64, the argmax, and the rows to sample from."""
+    """The log-softmax in fp32 with its sum in fp64, the argmax, and the rows to sample from."""
     num_heads, vocab_size = logits_RV.shape
     greedy_R = logits_RV.argmax(-1) if num_heads else np.empty(0, np.int64)
-    normalizers: dict[int, float] = {}
+    log_sums: dict[int, float] = {}
     logprobs_T = np.empty(len(step.targets), np.float32)
     for place, (head, token) in enumerate(step.targets):
         logits_V = logits_RV[head]
-        if head not in normalizers:
+        if head not in log_sums:
             top = logits_V.max()
-            normalizers[head] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
-        logprobs_T[place] = float(logits_V[token]) - normalizers[head]
+            log_sums[head] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
+        logprobs_T[place] = float(logits_V[token]) - log_sums[head]
     samples_KV = logits_RV[list(step.samples)] if step.samples else np.empty((0, vocab_size), np.float32)
     return StepOutput(logprobs_T, greedy_R.astype(np.int64), samples_KV)
-
-
-def find_traits(
-    new_generator: Callable[[], Generator], tokens: Sequence[int], logits_name: str, may_rewind: bool
-) -> Traits:
-    """Feeds four or more `tokens` in several ways and compares the logits behind the last.
-
-    `may_rewind` is False where a rewind is known to go wrong only later (a window that has moved on). Raises
-    `ModelError` where even one token at a time does not give the logits of all tokens at once.
-    """
-    generator = new_generator()
-    feed(generator, tokens)
-    expected_V = _last(generator)
-    try:
-        returns_all_rows = generator.get_output(logits_name).shape[1] == len(tokens)
-    except RuntimeError:
-        returns_all_rows = False
-
-    def agrees(generator: Generator, rest: Sequence[int], one_by_one: bool = False) -> bool:
-        try:
-            feed(generator, rest, one_by_one)
-        except RuntimeError:
-            return False
-        difference_V = _last(generator) - expected_V
-        return bool(np.linalg.norm(difference_V) <= MAX_DEVIATION * np.linalg.norm(expected_V - expected_V.mean()))
-
-    def rewinds(generator: Generator) -> bool:
-        for length in (1, 0):
-            try:
-                generator.rewind_to(length)
-            except RuntimeError:
-                return False
-            if not agrees(generator, tokens[length:], one_by_one=bool(length) and not continues_by_many):
-                return False
-        return True
-
-    generator = _started(new_generator, tokens)
-    continues_by_many = agrees(generator, tokens[1:])
-    if not continues_by_many:
-        generator = _started(new_generator, tokens)
-        if not agrees(generator, tokens[1:], one_by_one=True):
-            raise ModelError(
-                "onnxruntime-genai gives other logits for the same tokens fed at once and one by one: the model's "
-                "cache does not hold what genai_config.json says"
-            )
-    return Traits(returns_all_rows, continues_by_many, may_rewind and rewinds(generator))
-
-
-def _started(new_generator: Callable[[], Generator], tokens: Sequence[int]) -> Generator:
-    generator = new_generator()
-    feed(generator, tokens[:1])
-    return generator
-
-
-def _last(generator: Generator) -> npt.NDArray[np.float64]:
-    return generator.get_logits().reshape(-1).astype(np.float64)
 
 
 def one_line(error: Exception, max_chars: int = 400) -> str:
     """A message without line breaks."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= max_chars else text[: max_chars - 4] + " ..."
+
+
+def _stack(rows: list[FloatArray]) -> FloatArray:
+    return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.step import Batching, Copy, Row
@@ -67,3 +68,9 @@ class KvStore(Protocol):
 def bytes_per_position(kv: Sequence[KvTensor]) -> int:
     """Bytes of KV that one position of one slot takes, all layers together."""
     return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in kv)
+
+
+def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
+    """Zeros in the host's memory, which binding copies to the device. In every type zero is zero bytes."""
+    unsigned = np.dtype(f"u{ITEM_BYTES[elem_type]}")
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, unsigned), elem_type)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.kv import ITEM_BYTES, Device
+from olive_ext.engine.kv import Device, zeros
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.rows import slice_graph
 from olive_ext.model.types import DecoderSpec
@@ -49,8 +49,8 @@ class ReturnedKv:
         self._spec = spec
         self._device = device
         self._empty: Values = (
-            *(self._zeros(tensor.shape(1, 0), tensor.elem_type) for tensor in spec.kv),
-            *(self._zeros([1, *state.shape], state.elem_type) for state in spec.states),
+            *(zeros(tensor.shape(1, 0), tensor.elem_type) for tensor in spec.kv),
+            *(zeros([1, *state.shape], state.elem_type) for state in spec.states),
         )
         self._slots = self._fresh_slots()
         self._open_graph = open_graph
@@ -112,9 +112,3 @@ class ReturnedKv:
         binding.bind_cpu_input("length", np.array([length], np.int64))
         self._slicer.run_with_iobinding(binding)
         return tuple(binding.get_outputs())
-
-    @staticmethod
-    def _zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
-        """Zeros in the host's memory, which binding copies to the device. In every type zero is zero bytes."""
-        unsigned = np.dtype(f"u{ITEM_BYTES[elem_type]}")
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, unsigned), elem_type)

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import psutil
 
 from olive_ext.config import EngineConfig
+from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.head import GraphHead, Head, SeparateHead
 from olive_ext.engine.kv import Device, KvStore, bytes_per_position
@@ -18,10 +19,13 @@ from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.runner import OrtRunner
+from olive_ext.engine.runtime import choose_runtime, suggest_genai
+from olive_ext.errors import ModelError
+from olive_ext.graph.full_length import with_full_length_kv
 from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
 from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
 from olive_ext.model import external_data_plan, open_session
-from olive_ext.model.spec import read_spec
+from olive_ext.model.spec import read_embedding, read_spec
 from olive_ext.model.types import DecoderSpec, ModelFiles, Provider
 
 DEFAULT_SLOTS = 8
@@ -44,9 +48,22 @@ def open_engine(
 ) -> Engine:
     """An engine for the decoder in `files`. Raises `ModelError` for a graph that cannot be scored or run, and
     `ProviderError` for a provider that does not come up. `profile_prefix` makes ONNX Runtime write a profile."""
-    proto = load_graph(files.decoder)
-    spec = read_spec(proto, files.genai_config, max_length, files.hf_config)
-    check_scoring(proto, spec.logits.name)
+    runtime, reason = choose_runtime(config, files)
+    chosen = {"runtime": runtime, "runtime_origin": reason}
+    if runtime == "genai":
+        from olive_ext.engine.genai_open import open_genai_engine  # imported here: few models need it
+
+        return open_genai_engine(
+            files,
+            providers,
+            config,
+            chosen,
+            max_length=max_length,
+            allow_cpu_fallback=allow_cpu_fallback,
+            profile_prefix=profile_prefix,
+        )
+    proto, spec = _read(files, max_length)
+    proto = with_full_length_kv(proto)
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
     session, head = opener.decoder(proto, spec)
     del proto  # inline weights would stay in memory twice
@@ -54,8 +71,20 @@ def open_engine(
     num_slots, origin = choose_num_slots(config, batch_size, spec, device)
     form = _kv_form(spec, device)
     kv = form(session, spec, num_slots, device, opener.helper)
-    facts = {"model": str(files.decoder), "num_slots": num_slots, "num_slots_origin": origin, "notes": list(spec.notes)}
-    return Engine(OrtRunner(session, spec, kv, head, facts), config.chunk_size)
+    slots = {"num_slots": num_slots, "num_slots_origin": origin}
+    facts = {"model": str(files.decoder), **chosen, **slots, "notes": list(spec.notes)}
+    embedding = opener.embedding(spec, device) if spec.embeddings else None
+    return Engine(OrtRunner(session, spec, kv, head, facts, embedding), config.chunk_size)
+
+
+def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:
+    proto = load_graph(files.decoder)
+    try:
+        spec = read_spec(proto, files.genai_config, max_length, files.hf_config)
+        check_scoring(proto, spec.logits.name)
+    except ModelError as error:
+        raise suggest_genai(error, files) from error
+    return proto, spec
 
 
 def choose_num_slots(
@@ -93,15 +122,25 @@ class _Opener:
 
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
         if self.config.graph == "untouched":
-            session = self._from_memory(proto)
+            session = self._from_memory(proto, self.files.decoder)
             head = self.helper(scoring_graph(spec.logits.elem_type, spec.vocab_size).SerializeToString())
             return session, SeparateHead(head, spec.logits.name, self.device(session))
         scoring = add_scoring_head(proto, spec.logits.name)
-        return self._from_memory(scoring.model), GraphHead(scoring.kind, scoring.reason)
+        return self._from_memory(scoring.model, self.files.decoder), GraphHead(scoring.kind, scoring.reason)
+
+    def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
+        companion = self.files.companions.get("embedding")
+        if companion is None:
+            raise ModelError(
+                f"'{self.files.decoder}' takes '{spec.embeddings[0]}' instead of token ids, and no genai_config.json "
+                "names the graph that computes it (model.embedding.filename)"
+            )
+        proto = load_graph(companion.graph)
+        return Embedding(self._from_memory(proto, companion.graph), read_embedding(proto, spec.embeddings), device)
 
     def helper(self, graph: bytes) -> ort.InferenceSession:
         """A session for a graph without weights."""
-        return self._open(graph)
+        return self._open(graph, self.files.decoder)
 
     def device(self, session: ort.InferenceSession) -> Device:
         """Where the first provider that the session really uses keeps its values."""
@@ -109,13 +148,13 @@ class _Opener:
         first = next(provider for provider in self.providers if provider.name in used)
         return Device(first.device, int(first.options.get("device_id", 0)))
 
-    def _from_memory(self, proto: ModelProto) -> ort.InferenceSession:
-        """External weights stay where they are, symbolic links followed."""
-        folder, renames = external_data_plan(self.files.decoder, external_locations(proto))
+    def _from_memory(self, proto: ModelProto, file: Path) -> ort.InferenceSession:
+        """External weights stay where they are, beside `file`, symbolic links followed."""
+        folder, renames = external_data_plan(file, external_locations(proto))
         model = relocate(proto, renames).SerializeToString()
-        return self._open(model, external_data_folder=folder, profile_prefix=self.profile_prefix)
+        return self._open(model, file, external_data_folder=folder, profile_prefix=self.profile_prefix)
 
-    def _open(self, model: bytes, **arguments: Any) -> ort.InferenceSession:
+    def _open(self, model: bytes, file: Path, **arguments: Any) -> ort.InferenceSession:
         threads = self.config.num_threads
         return open_session(
             model,
@@ -123,6 +162,6 @@ class _Opener:
             session_options=self.config.session_options,
             num_threads=None if threads == "auto" else threads,
             allow_cpu_fallback=self.allow_cpu_fallback,
-            label=str(self.files.decoder),
+            label=str(file),
             **arguments,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.head import Head
 from olive_ext.engine.inputs import compute_inputs
 from olive_ext.engine.kv import KvStore
@@ -22,8 +23,15 @@ class OrtRunner:
     """A decoder session, its KV store and its scoring head."""
 
     def __init__(
-        self, session: ort.InferenceSession, spec: DecoderSpec, kv: KvStore, head: Head, facts: Mapping[str, Any]
+        self,
+        session: ort.InferenceSession,
+        spec: DecoderSpec,
+        kv: KvStore,
+        head: Head,
+        facts: Mapping[str, Any],
+        embedding: Embedding | None = None,
     ) -> None:
+        self._embedding = embedding
         self._facts = facts
         self._session = session
         self._spec = spec
@@ -96,6 +104,8 @@ class OrtRunner:
         binding = self._kv.bind(step.rows)
         for name, array in compute_inputs(self._spec.inputs, step.rows).items():
             binding.bind_cpu_input(name, array)
+        if self._embedding is not None:
+            self._embedding.bind(step.rows, binding)
         self._head.bind(binding, step)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs()

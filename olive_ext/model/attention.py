@@ -35,6 +35,16 @@ class AttentionNodes:
         node = self.node(past)
         return node is not None and attribute(node, "kv_cache_bit_width", 0) == 4
 
+    def window(self, past: str) -> int | None:
+        """Positions that the layer keeps where it drops older ones (sliding_window_cache=1); None where it keeps all.
+
+        A layer that only looks at a window (local_window_size alone) keeps all.
+        """
+        node = self.node(past)
+        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache", 0):
+            return None
+        return attribute(node, "local_window_size", 0)
+
     def head_size(self, past: str) -> int | None:
         """Last axis of the cache: that of the attention's output, by head; 4-bit caches hold two numbers a byte."""
         node = self.node(past)

@@ -22,6 +22,9 @@ def content_hash(files: ModelFiles) -> str:
     _add_file(digest.update, "decoder", files.decoder)
     for index, path in enumerate(files.weights):
         _add_file(digest.update, f"weights {index}", path)
+    for part, companion in files.companions.items():
+        for index, path in enumerate((companion.graph, *companion.weights)):
+            _add_file(digest.update, f"{part} {index}", path)
     token_files = tokenizer_files(files.tokenizer)
     for path in token_files:
         _add_file(digest.update, f"tokenizer {path.name}", path)
@@ -31,8 +34,11 @@ def content_hash(files: ModelFiles) -> str:
 
 
 def size_on_disk(files: ModelFiles) -> int:
-    """Bytes of the graph and its external data."""
-    return sum(path.stat().st_size for path in {path.resolve() for path in (files.decoder, *files.weights)})
+    """Bytes of the graphs that run and their external data."""
+    companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
+    return sum(
+        path.stat().st_size for path in {path.resolve() for path in (files.decoder, *files.weights, *companions)}
+    )
 
 
 def _add(update: Update, label: str, content: bytes) -> None:

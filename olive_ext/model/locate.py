@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.errors import ModelError
 from olive_ext.model.folders import (
@@ -19,14 +19,19 @@ from olive_ext.model.folders import (
     real_path,
     upwards,
 )
+from olive_ext.model.pipeline import find_pipeline, missing_stage, pipeline_stages
 from olive_ext.model.tokenizer import find_tokenizer
-from olive_ext.model.types import ModelFiles
+from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.model.weights import weight_files
 
 if TYPE_CHECKING:
     import onnx
 
 _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+COMPANIONS = ("embedding",)
+"""Sections of genai_config.json whose graph evaluating text needs beside the decoder."""
 
 
 def locate(
@@ -42,10 +47,12 @@ def locate(
     """
     root = real_path(path)
     decoder, rule = _find_decoder(root, onnx_file_name)
-    graph = read_outline(decoder)
-    weights = weight_files(decoder, graph.locations)
+    weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)
     genai_config = read_json(config_file) if config_file else {}
+    stages = find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
+    for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
+        weights += (graph, *_weights(graph))
     candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
     for folder in dict.fromkeys((root, decoder.parent)):
         candidates += _olive_tokenizers(folder)
@@ -53,6 +60,7 @@ def locate(
         decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
     )
     directory = config_file.parent if config_file else decoder.parent
+    companions, companion_rules = _find_companions(directory, genai_config)
     hf_file = next(
         (file for file in (decoder.parent / "config.json", directory / "config.json") if file.is_file()), None
     )
@@ -62,9 +70,31 @@ def locate(
         genai_config=genai_config,
         hf_config=read_json(hf_file) if hf_file else {},
         tokenizer=tokenizer_place,
-        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule},
-        weights=tuple(weights.values()),
+        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule, **companion_rules},
+        weights=weights,
+        pipeline=tuple(stages),
+        companions=companions,
     )
+
+
+def _find_companions(directory: Path, genai_config: Mapping[str, Any]) -> tuple[dict[str, GraphFiles], dict[str, str]]:
+    """The graphs beside the decoder that genai_config.json names, and the rule for each. Those for images and sound
+    are left alone: text does not need them."""
+    found, rules = {}, {}
+    for part in COMPANIONS:
+        name = genai_config.get("model", {}).get(part, {}).get("filename")
+        if not name:
+            continue
+        graph = directory / name
+        if not graph.is_file():
+            raise ModelError(f"genai_config.json names '{name}' for model.{part}.filename; '{graph}' does not exist")
+        found[part] = GraphFiles(graph, _weights(graph))
+        rules[part] = f"genai_config.json's model.{part}.filename"
+    return found, rules
+
+
+def _weights(graph: Path) -> tuple[Path, ...]:
+    return tuple(weight_files(graph, read_outline(graph).locations).values())
 
 
 def model_kind(path: str | Path) -> Literal["onnx", "hf"]:
@@ -147,35 +177,36 @@ def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
         if not (root / onnx_file_name).is_file():
             raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {contents(root)}")
         return root / onnx_file_name, "the setting 'onnx_file_name'"
-    named, problem = _genai_decoder(root)
+    named, rule = _genai_decoder(root)
     if named is not None:
-        return named, f"{GENAI_CONFIG}'s model.decoder.filename"
+        return named, rule
     recorded = _olive_decoder(root)
     if recorded is not None:
         return recorded, f"Olive's {OLIVE_RECORD}"
-    if problem:
-        raise ModelError(f"{problem}; set 'onnx_file_name'")
+    if rule:
+        raise ModelError(f"{rule}; set 'onnx_file_name'")
     return _only_decoder(root)
 
 
 def _genai_decoder(root: Path) -> tuple[Path | None, str]:
-    """The decoder that `root`'s genai_config.json names, or the reason why it names none."""
+    """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
     if not (root / GENAI_CONFIG).is_file():
         return None, ""
-    model = read_json(root / GENAI_CONFIG).get("model") or {}
+    config = read_json(root / GENAI_CONFIG)
+    model = config.get("model") or {}
     decoder = model.get("decoder")
     if not isinstance(decoder, Mapping):
         raise ModelError(f"'{root / GENAI_CONFIG}' describes no text decoder (model type '{model.get('type')}')")
-    if decoder.get("pipeline"):
-        raise ModelError(
-            f"'{root / GENAI_CONFIG}' splits the decoder into a pipeline of graphs; one decoder graph is needed"
-        )
+    if stages := pipeline_stages(root, config):
+        problem = missing_stage(root, stages)
+        rule = f"the first graph of {GENAI_CONFIG}'s model.decoder.pipeline"
+        return (None, problem) if problem else (next(iter(stages.values())), rule)
     name = decoder.get("filename")
     if not name:
         return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
     if not (root / name).is_file():
         return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {contents(root)}"
-    return root / name, ""
+    return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:
@@ -226,9 +257,11 @@ def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
 
 
 def _names(config: Path, decoder: Path) -> bool:
-    section = (read_json(config).get("model") or {}).get("decoder") or {}
-    file = config.parent / str(section.get("filename") or "")
-    return file.is_file() and file.samefile(decoder)
+    written = read_json(config)
+    section = (written.get("model") or {}).get("decoder") or {}
+    named = config.parent / str(section.get("filename") or "")
+    files = (named, *pipeline_stages(config.parent, written).values())
+    return any(file.is_file() and file.samefile(decoder) for file in files)
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:

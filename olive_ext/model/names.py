@@ -29,6 +29,9 @@ STATE_NAMES = (
 )
 """Names of a state of fixed size and its output."""
 
+EMBEDDING_NAMES = frozenset({"inputs_embeds", "per_layer_inputs"})
+"""Inputs of a decoder that an embedding graph computes."""
+
 ROLE_NAMES = {
     Role.INPUT_IDS: ("input_ids", "decoder_input_ids"),
     Role.ATTENTION_MASK: ("attention_mask",),
@@ -56,7 +59,6 @@ ROLE_RANKS = {
 
 UNSUPPORTED = (
     (r"cross|encoder", "it belongs to an encoder-decoder, and only decoder-only models can be evaluated"),
-    (r"inputs_embeds|per_layer_inputs", "the decoder takes the embeddings of another model instead of token ids"),
     (r"block_table|cumulative_sequence|attention_metadata|logits_indices", "a paged KV cache"),
     (r"cache_indirection", "beam search inside the graph"),
     (r"past_sequence|total_sequence|current_sequence", "lengths in place of an attention mask"),

@@ -16,9 +16,9 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError
-from olive_ext.model.attention import AttentionNodes, attribute, rotary_rows, tensor_spec
-from olive_ext.model.names import KV_NAMES, ROLE_NAMES, ROLE_RANKS, STATE_NAMES, UNSUPPORTED
-from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
+from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec
+from olive_ext.model.names import EMBEDDING_NAMES, KV_NAMES, ROLE_NAMES, ROLE_RANKS, STATE_NAMES, UNSUPPORTED
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 _INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
 _INTEGER_KV = frozenset({TensorProto.INT8, TensorProto.UINT8})
@@ -35,6 +35,15 @@ def read_spec(
     Raises ModelError, naming the input or output, for a graph that is not understood or not supported yet.
     """
     return _Reader(model, genai_config, hf_config or {}).read(max_length)
+
+
+def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
+    """The interface of an embedding graph that returns the decoder's inputs `wanted`.
+
+    Raises ModelError where it does not return them, or takes something that text does not have.
+    """
+    reader = _Reader(model, {}, {})
+    return reader.read_embedding(tuple(wanted))
 
 
 class _Reader:
@@ -54,8 +63,9 @@ class _Reader:
         pairs = self._pairs(self._configured_kv_names() + KV_NAMES)
         state_pairs = self._pairs(STATE_NAMES)
         inputs = tuple(found for role in Role if (found := self._input(role)) is not None)
-        self._refuse_others({found.tensor.name for found in inputs} | set(pairs) | set(state_pairs))
-        if not any(found.role is Role.INPUT_IDS for found in inputs):
+        embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
+        self._refuse_others({found.tensor.name for found in inputs} | {*pairs, *state_pairs, *embeddings})
+        if not embeddings and not any(found.role is Role.INPUT_IDS for found in inputs):
             raise ModelError(f"the decoder has no input 'input_ids'; it has {_listed(self._inputs)}")
         if not pairs and not state_pairs:
             raise ModelError(
@@ -64,6 +74,7 @@ class _Reader:
         kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
         states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
         logits = self._logits()
+        self._note_windows(kv)
         obstacle = self._in_place_obstacle(kv, states)
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
@@ -76,8 +87,22 @@ class _Reader:
             context_length=self._context_length(max_length, kv),
             is_kv_in_place=obstacle is None,
             states=states,
+            embeddings=embeddings,
             notes=tuple(self._notes),
         )
+
+    def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
+        missing = [name for name in wanted if name not in self._outputs]
+        if missing:
+            raise ModelError(f"the embedding graph returns {_listed(self._outputs)}; the decoder takes '{missing[0]}'")
+        tokens = self._input(Role.INPUT_IDS)
+        if tokens is None:
+            raise ModelError(f"the embedding graph has no input 'input_ids'; it has {_listed(self._inputs)}")
+        features = tuple(tensor for tensor in self._inputs.values() if tensor != tokens.tensor)
+        for tensor in features:
+            if len(tensor.shape) != 2 or not isinstance(tensor.shape[1], int):
+                raise ModelError(f"the embedding graph's input '{tensor.name}' {list(tensor.shape)} is not understood")
+        return EmbeddingSpec((tokens,), features, wanted)
 
     def _input(self, role: Role) -> InputSpec | None:
         configured = self._decoder_config.get("inputs", {}).get(role.value)
@@ -131,14 +156,19 @@ class _Reader:
             return self._static_kv_tensor(tensor, present)
         if len(tensor.shape) != 4:
             raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
-        if (node := self._attention.node(past)) is not None and attribute(node, "sliding_window_cache", 0):
-            raise ModelError(
-                f"input '{past}' is not supported yet: a windowed KV cache (sliding_window_cache=1) drops old "
-                "positions and cannot be rewound; export with windowed_kv_cache=false"
-            )
         heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
-        return KvTensor(past, present, tensor.elem_type, heads, head_size)
+        return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
+
+    def _note_windows(self, kv: tuple[KvTensor, ...]) -> None:
+        if windowed := [tensor for tensor in kv if tensor.window is not None]:
+            windows = " and ".join(
+                map(str, sorted({tensor.window for tensor in windowed if tensor.window is not None}))
+            )
+            self._note(
+                f"{len(windowed)} of {len(kv)} KV tensors keep {windows} positions in the file (sliding_window_cache); "
+                "here they keep all, so that slots can be rewound and shared: more memory, the same results"
+            )
 
     def _static_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
         """A static cache [batch, positions, width]: the graph writes at indices that it is given."""

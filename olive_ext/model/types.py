@@ -13,11 +13,19 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class GraphFiles:
+    """A graph that works beside the decoder, and its external-data files."""
+
+    graph: Path
+    weights: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelFiles:
     """Where the parts of one model lie. `origins` says for each field by which rule it was found."""
 
     decoder: Path
-    """The .onnx file that holds the decoder and returns logits."""
+    """The .onnx file that holds the decoder and returns logits; of a pipeline its first graph."""
 
     directory: Path
     """The package's root: the folder with genai_config.json, else the decoder's own."""
@@ -34,7 +42,14 @@ class ModelFiles:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     weights: tuple[Path, ...] = ()
-    """The decoder's external-data files, as named, in order of their locations in the graph; all exist."""
+    """The decoder's external-data files, as named, in order of their locations in the graph; all exist. Behind them
+    the other graphs of a pipeline, each followed by its own."""
+
+    pipeline: tuple[str, ...] = ()
+    """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
+
+    companions: Mapping[str, GraphFiles] = field(default_factory=dict)
+    """Graphs that text needs beside the decoder, by what they do: "embedding" where it takes embeddings, not ids."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,10 @@ class KvTensor:
     capacity: int | None = None
     """T where the graph fixes it (a static cache)."""
 
+    window: int | None = None
+    """T in the file where it drops older positions (sliding_window_cache=1). The engine keeps all, see
+    `graph.full_length`."""
+
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
         if self.position_axis == 1:
             return [num_rows, num_positions, self.heads * self.head_size]
@@ -94,6 +113,18 @@ class StateTensor:
     present: str
     elem_type: int
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """The graph that turns token ids into what a decoder takes instead of them."""
+
+    inputs: tuple[InputSpec, ...]
+    features: tuple[TensorSpec, ...]
+    """Inputs for images and sound, [rows, size]; text has no rows of them."""
+
+    outputs: tuple[str, ...]
+    """Outputs to bind, each named as the decoder's input."""
 
 
 class Role(str, Enum):
@@ -148,6 +179,9 @@ class DecoderSpec:
     """True where past and present may be one buffer."""
 
     states: tuple[StateTensor, ...] = ()
+    embeddings: tuple[str, ...] = ()
+    """Inputs that an embedding graph computes from the token ids."""
+
     notes: tuple[str, ...] = ()
     """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
 

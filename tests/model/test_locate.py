@@ -136,7 +136,11 @@ def test_genai_config_with_missing_decoder_is_named(package: Path) -> None:
     ("model", "message"),
     [
         ({"type": "embedder"}, r"describes no text decoder \(model type 'embedder'\)"),
-        ({"decoder": {"pipeline": [{"a": {"filename": "a.onnx"}}]}}, "pipeline of graphs"),
+        (
+            {"decoder": {"pipeline": [{"a": {"filename": "a.onnx"}}]}},
+            r"stage 'a' the file 'a\.onnx', which is not there",
+        ),
+        ({"decoder": {"pipeline": [{"a": {"outputs": []}}]}}, "stage 'a' no file; set 'onnx_file_name'"),
         ({"decoder": {}}, "names no model.decoder.filename"),
     ],
 )
@@ -144,6 +148,42 @@ def test_genai_config_without_one_decoder_is_refused(package: Path, model: objec
     put_json(package / "genai_config.json", {"model": model})
     with pytest.raises(ModelError, match=message):
         locate(package)
+
+
+def put_pipeline(folder: Path, stages: dict[str, str], *, is_one_object: bool = True) -> None:
+    written = [{name: {"filename": file}} for name, file in stages.items()]
+    merged = {name: stage for part in written for name, stage in part.items()}
+    put_json(folder / "genai_config.json", {"model": {"decoder": {"pipeline": [merged] if is_one_object else written}}})
+
+
+@pytest.mark.parametrize("is_one_object", [True, False])
+def test_pipeline_is_all_of_its_graphs(package: Path, is_one_object: bool) -> None:
+    put_graph(package / "embeddings.onnx", "embeds")
+    put_graph(package / "layers.onnx", "hidden", locations=["layers.data"])
+    put_graph(package / "head.onnx")
+    stages = {"embed": "embeddings.onnx", "prompt": "layers.onnx", "step": "layers.onnx", "head": "head.onnx"}
+    put_pipeline(package, stages, is_one_object=is_one_object)
+    files = locate(package)
+    assert files.decoder == package / "embeddings.onnx"
+    assert files.origins["decoder"] == "the first graph of genai_config.json's model.decoder.pipeline"
+    assert files.pipeline == ("embed", "prompt", "step", "head")
+    assert [file.name for file in files.weights] == ["layers.onnx", "layers.data", "head.onnx"]
+
+
+def test_graph_beside_a_pipeline_is_a_model_of_its_own(package: Path) -> None:
+    put_graph(package / "a.onnx", "embeds")
+    put_pipeline(package, {"a": "a.onnx", "b": "gone.onnx"})
+    assert locate(package, "model.onnx").pipeline == ()
+    with pytest.raises(ModelError, match=r"stage 'b' the file 'gone\.onnx', which is not there"):
+        locate(package, "a.onnx")
+
+
+def test_pipeline_of_nested_graphs_is_found_above_them(tmp_path: Path) -> None:
+    put_graph(put_tokenizer(tmp_path) / "parts" / "a.onnx", "embeds")
+    put_graph(tmp_path / "parts" / "b.onnx")
+    put_pipeline(tmp_path, {"a": "parts/a.onnx", "b": "parts/b.onnx"})
+    files = locate(tmp_path / "parts" / "a.onnx")
+    assert (files.directory, files.pipeline) == (tmp_path, ("a", "b"))
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "not readable JSON"), ("[]", "holds a list")])

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.spec import read_spec
+from olive_ext.model.spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -256,8 +256,6 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("inputs_embeds", "embeddings of another model"),
-        ("per_layer_inputs", "embeddings of another model"),
         ("past_state_of_a_new_kind", "state whose output is not known"),
         ("past_key_cross_0", "encoder-decoder"),
         ("encoder_hidden_states", "encoder-decoder"),
@@ -320,6 +318,32 @@ def test_static_cache_is_read_with_its_capacity_as_context():
     (tensor,) = spec.kv
     assert tensor.shape(3, 128) == [3, 128, 32]
     assert (spec.context_length, spec.is_kv_in_place) == (128, True)
+
+
+def test_decoder_of_embeddings_names_the_inputs_that_another_graph_computes():
+    embeds = [("inputs_embeds", FLOAT, ["B", "S", 64]), ("per_layer_inputs", FLOAT, ["B", "S", 48])]
+    spec = read_spec(model(tokens=[TOKENS[1]], extra=embeds), GENAI_CONFIG)
+    assert spec.embeddings == ("inputs_embeds", "per_layer_inputs")
+
+
+def _embedding(features: Sequence[Value] = (), outputs: Sequence[str] = ("inputs_embeds",)) -> onnx.ModelProto:
+    return model(
+        layers=[], tokens=[TOKENS[0]], extra=features, outputs=[(name, FLOAT, ["B", "S", 64]) for name in outputs]
+    )
+
+
+def test_embedding_graph_has_features_without_rows_and_the_wanted_outputs():
+    images = ("image_features", FLOAT, ["N", 64])
+    spec = read_embedding(_embedding([images]), ["inputs_embeds"])
+    assert spec.features == (TensorSpec("image_features", FLOAT, ("N", 64)),)
+    assert spec.outputs == ("inputs_embeds",)
+
+
+def test_embedding_graph_is_refused_when_an_output_is_missing_or_an_input_not_understood():
+    with pytest.raises(ModelError, match="returns inputs_embeds; the decoder takes 'per_layer_inputs'"):
+        read_embedding(_embedding(), ["inputs_embeds", "per_layer_inputs"])
+    with pytest.raises(ModelError, match=r"embedding graph's input 'gate' .* is not understood"):
+        read_embedding(_embedding([("gate", FLOAT, [1])]), ["inputs_embeds"])
 
 
 def test_lengths_in_place_of_a_mask_are_inputs_of_their_own():

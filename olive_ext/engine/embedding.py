@@ -1,0 +1,34 @@
+"""Token ids to what a decoder takes instead of them, on the device: for the text of multimodal packages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnxruntime as ort
+
+from olive_ext.engine.inputs import compute_inputs
+from olive_ext.engine.kv import Device, zeros
+from olive_ext.engine.step import Row
+from olive_ext.model.types import EmbeddingSpec
+
+
+class Embedding:
+    """The embedding graph's session. Images and sound have no rows in text, and their graphs are not opened."""
+
+    def __init__(self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device) -> None:
+        self._session = session
+        self._spec = spec
+        self._device = device
+
+    def bind(self, rows: Sequence[Row], decoder: ort.IOBinding) -> None:
+        """Computes the embeddings of the rows' tokens and binds them as inputs of the decoder."""
+        binding = self._session.io_binding()
+        for name, array in compute_inputs(self._spec.inputs, rows).items():
+            binding.bind_cpu_input(name, array)
+        for tensor in self._spec.features:
+            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
+        for name in self._spec.outputs:
+            binding.bind_output(name, self._device.kind, self._device.index)
+        self._session.run_with_iobinding(binding)
+        for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
+            decoder.bind_ortvalue_input(name, value)
