@@ -70,4 +70,11 @@ def surfaced(doing: str) -> Iterator[None]:
     except OliveExtError:
         raise
     except Exception as error:
-        raise RunError(f"{doing}: {one_line(error)}") from error
+        raise RunError(f"{doing}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """One line; of a process that Olive started (a PythonEnvironment) the last one that it wrote."""
+    written = getattr(error, "stderr", None)
+    lines = written.strip().splitlines() if isinstance(written, str) else []
+    return lines[-1] if lines else one_line(error)

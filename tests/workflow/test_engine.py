@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from olive.engine.config import RunPassConfig
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
 from olive.package_config import OlivePackageConfig
 
-from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
 from olive_ext.workflow.engine import mend, watched_runs
 from tests.exports import genai_export
 
 
 class Target:
-    type = "LocalSystem"
+    def __init__(self, kind: str = "LocalSystem") -> None:
+        self.type = kind
 
 
 class Output:
@@ -169,6 +172,38 @@ def test_composite_model_is_sent_to_the_pass() -> None:
 def test_what_olive_would_swallow_becomes_an_error_of_ours(model: ModelConfig) -> None:
     with pytest.raises(RunError, match="RuntimeError: subprocess died"):
         evaluate(new_engine()(error=RuntimeError("subprocess died")), model, ours())
+
+
+def test_failed_process_is_told_by_its_last_line(model: ModelConfig) -> None:
+    died = subprocess.CalledProcessError(1, ["python"], stderr="Traceback\nTaskError: unknown task 't'\n")
+    with pytest.raises(RunError, match="the evaluation stopped: TaskError: unknown task 't'"):
+        evaluate(new_engine()(error=died), model, ours())
+
+
+def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: ModelConfig) -> None:
+    evaluator, engine = ours(), new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine(evaluator).run(model)
+    assert Path(evaluator.user_script).read_text().endswith("import olive_ext.workflow  # noqa: F401\n")
+
+
+def test_pass_is_refused_in_a_python_environment(model: ModelConfig) -> None:
+    engine = new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine.input_passes_configs = {"m": [RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"]})]}
+    with pytest.raises(ConfigError, match=r"'passes\.m': OrtLMEvaluation cannot run in a PythonEnvironment"):
+        engine().run(model)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [("OrtLMEvaluatoin", "did you mean 'OrtLMEvaluation'"), ("Foo", "Olive knows no such pass")],
+)
+def test_unknown_pass_is_refused_before_anything_runs(model: ModelConfig, type_name: str, message: str) -> None:
+    engine = new_engine()
+    engine.input_passes_configs = {"m": [RunPassConfig(type=type_name)]}
+    with pytest.raises(ConfigError, match=message):
+        engine().run(model)
 
 
 def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
