@@ -17,7 +17,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.config.base import word
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.workflow.early import is_ours, our_evaluators, refuse
-from olive_ext.workflow.fingerprint import digest, environment, missed_weights
+from olive_ext.workflow.fingerprint import digest, environment, missed_files
 from olive_ext.workflow.handlers import input_model_path
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import report_folder, surfaced
@@ -159,7 +159,7 @@ def _evaluate_ours(model_config: Any, evaluator_config: Any, evaluate: Callable[
         [
             evaluator_config.to_json(),
             environment(settings),
-            missed_weights(model_config.type, model_config.config),
+            missed_files(model_config.type, model_config.config, settings),
         ]
     )
     path, report = model_config.config.get("model_path"), None

@@ -15,6 +15,7 @@ from olive_ext.backends.versions import versions
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import content_hash, locate
+from olive_ext.workflow.handlers import tokenizer_candidates
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
@@ -29,16 +30,17 @@ def environment(settings: EvaluationSettings) -> str:
     return digest({"versions": versions(), "files": files})
 
 
-def missed_weights(model_type: str, model_config: dict[str, Any]) -> str:
-    """Digest of the model's files where Olive's model id leaves out the external data: an ONNX model given as a file.
+def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:
+    """Digest of the model's files where Olive's model id leaves most of them out: an ONNX model given as a file.
 
     Empty for other models, and where the files cannot be found: the evaluation then says so itself.
     """
-    path = model_config.get("model_path")
+    path, tokenizer = model_config.get("model_path"), settings.model_args.get("tokenizer")
     if model_type.lower() != "onnxmodel" or not isinstance(path, str) or not Path(path).is_file():
         return ""
     try:
-        return content_hash(locate(path, extra_tokenizer_candidates=[str(Path(path).parent)]))
+        candidates = tokenizer_candidates(model_config.get("model_attributes"))
+        return content_hash(locate(path, tokenizer=tokenizer, extra_tokenizer_candidates=candidates))
     except ModelError:
         return ""
 

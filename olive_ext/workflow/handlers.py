@@ -41,7 +41,7 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
         raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
     path, name = _place(model)
     option = settings.model_args.get("tokenizer")
-    files = locate(path, name, option, extra_tokenizer_candidates=_tokenizer_candidates(model))
+    files = locate(path, name, option, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes))
     values = {
         **written(settings),
         **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),
@@ -109,7 +109,7 @@ def text_decoder(model: Any) -> Any:
     """
     for folder in _package_folders(model):
         if (folder / _GENAI_CONFIG).is_file():
-            files = locate(folder, extra_tokenizer_candidates=_tokenizer_candidates(model))
+            files = locate(folder, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes))
             name = files.decoder.relative_to(files.directory).as_posix()
             return ONNXModelHandler(
                 str(files.directory),
@@ -153,9 +153,9 @@ def _place(model: Any) -> tuple[Path, str | None]:
     return (resource, graph.relative_to(resource).as_posix()) if resource.is_dir() else (graph, None)
 
 
-def _tokenizer_candidates(model: Any) -> list[str]:
+def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
     """Folders of the files that travel with the model, the model it was made from, the recipe's input model."""
-    attributes = model.model_attributes or {}
+    attributes = model_attributes or {}
     folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
     origins = [attributes.get("_name_or_path"), input_model_path.get()]
     return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
