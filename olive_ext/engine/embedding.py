@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnxruntime as ort
 
+from olive_ext.engine.feed import Feed
 from olive_ext.engine.inputs import compute_inputs
 from olive_ext.engine.kv import Device, zeros
 from olive_ext.engine.step import Row
@@ -19,12 +20,13 @@ class Embedding:
         self._session = session
         self._spec = spec
         self._device = device
+        self._feed = Feed(session, device)
 
     def bind(self, rows: Sequence[Row], decoder: ort.IOBinding) -> None:
         """Computes the embeddings of the rows' tokens and binds them as inputs of the decoder."""
         binding = self._session.io_binding()
         for name, array in compute_inputs(self._spec.inputs, rows).items():
-            binding.bind_cpu_input(name, array)
+            self._feed.bind(binding, name, array)
         for tensor in self._spec.features:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.feed import Feed
 from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Step, StepOutput
 
@@ -23,8 +24,8 @@ class Head(Protocol):
     @property
     def host_bytes(self) -> int: ...
 
-    def bind(self, binding: ort.IOBinding, step: Step) -> None:
-        """Binds what the decoder session needs for it."""
+    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
+        """Binds what the decoder session needs for it; `feed` is that session's."""
         ...
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput: ...
@@ -40,8 +41,8 @@ class GraphHead:
         self._kind = kind
         self._reason = reason
 
-    def bind(self, binding: ort.IOBinding, step: Step) -> None:
-        bind_indices(binding, step)
+    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
+        bind_indices(binding, feed, step)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         arrays = [value.numpy() for value in outputs]
@@ -59,20 +60,21 @@ class SeparateHead:
         self._session = session
         self._logits = logits
         self._device = device
+        self._feed = Feed(session, device)
         self._inner = GraphHead("untouched", "the graph runs as it is; its logits feed a second graph")
 
     @property
     def host_bytes(self) -> int:
         return self._inner.host_bytes
 
-    def bind(self, binding: ort.IOBinding, step: Step) -> None:
+    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         binding.bind_output(self._logits, self._device.kind, self._device.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         (logits,) = outputs
         binding = self._session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
-        bind_indices(binding, step)
+        bind_indices(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         return self._inner.read(binding.get_outputs(), step)
 
@@ -80,7 +82,7 @@ class SeparateHead:
         return self._inner.describe()
 
 
-def bind_indices(binding: ort.IOBinding, step: Step) -> None:
+def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
     """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
     num_tokens = len(step.rows[0].tokens)
     indices = {
@@ -90,6 +92,6 @@ def bind_indices(binding: ort.IOBinding, step: Step) -> None:
         "sample_rows": list(step.samples),
     }
     for name, values in indices.items():
-        binding.bind_cpu_input(name, np.array(values, np.int64))
+        feed.bind(binding, name, np.array(values, np.int64))
     for name in OUTPUTS:
         binding.bind_output(name)

@@ -74,7 +74,7 @@ def open_engine(
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     facts = {"model": str(files.decoder), **chosen, **slots, "notes": list(spec.notes)}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
-    return Engine(OrtRunner(session, spec, kv, head, facts, embedding), config.chunk_size)
+    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding), config.chunk_size)
 
 
 def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:

@@ -8,9 +8,10 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.embedding import Embedding
+from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head
 from olive_ext.engine.inputs import compute_inputs
-from olive_ext.engine.kv import KvStore
+from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.model.types import DecoderSpec
@@ -29,9 +30,11 @@ class OrtRunner:
         kv: KvStore,
         head: Head,
         facts: Mapping[str, Any],
+        device: Device,
         embedding: Embedding | None = None,
     ) -> None:
         self._embedding = embedding
+        self._feed = Feed(session, device)
         self._facts = facts
         self._session = session
         self._spec = spec
@@ -103,10 +106,10 @@ class OrtRunner:
     def _run(self, step: Step) -> StepOutput:
         binding = self._kv.bind(step.rows)
         for name, array in compute_inputs(self._spec.inputs, step.rows).items():
-            binding.bind_cpu_input(name, array)
+            self._feed.bind(binding, name, array)
         if self._embedding is not None:
             self._embedding.bind(step.rows, binding)
-        self._head.bind(binding, step)
+        self._head.bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs()
         num_caches = len(self._spec.caches)

@@ -1,0 +1,40 @@
+"""Hands small host arrays to a session's inputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.kv import Device
+
+KEPT_VALUES = 64
+"""Device values that are kept for updating; the longest unused goes first."""
+
+
+class Feed:
+    """Binds arrays. An input that the session wants on its device has one value there for each shape, updated in place,
+    so that nothing is allocated for a shape that has been met."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+        infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+        self._on_device = {value.name for value, info in infos if info.name != "Cpu"} if device.kind != "cpu" else set()
+        self._device = device
+        self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
+
+    def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
+        """Binds `array` as the input `name`; it may be changed after the run only."""
+        if name not in self._on_device or not array.size:
+            binding.bind_cpu_input(name, array)
+            return
+        key = (name, array.shape)
+        if key in self._values:
+            self._values.move_to_end(key)
+            self._values[key].update_inplace(array)
+        else:
+            self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
+            if len(self._values) > KEPT_VALUES:
+                self._values.popitem(last=False)
+        binding.bind_ortvalue_input(name, self._values[key])
