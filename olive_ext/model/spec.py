@@ -18,6 +18,7 @@ from onnx import TensorProto
 from olive_ext.errors import ModelError
 from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec
 from olive_ext.model.names import EMBEDDING_NAMES, KV_NAMES, ROLE_NAMES, ROLE_RANKS, STATE_NAMES, UNSUPPORTED
+from olive_ext.model.rounding import rounding_notes
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 _INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
@@ -88,7 +89,7 @@ class _Reader:
             is_kv_in_place=obstacle is None,
             states=states,
             embeddings=embeddings,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *rounding_notes(self._graph.node)),
         )
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:

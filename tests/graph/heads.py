@@ -42,7 +42,14 @@ class Parts:
         return name
 
 
-def decoder(build: Build, *, opset: int = 21, elem_type: int = TensorProto.FLOAT, width: object = V) -> onnx.ModelProto:
+def decoder(
+    build: Build,
+    *,
+    opset: int = 21,
+    elem_type: int = TensorProto.FLOAT,
+    width: object = V,
+    logits: str = "logits",
+) -> onnx.ModelProto:
     """A model around the nodes that lead from `h` (twice `hidden`) to `logits`."""
     parts = Parts()
     parts.node("Add", ["hidden", "hidden"], "h")
@@ -50,7 +57,7 @@ def decoder(build: Build, *, opset: int = 21, elem_type: int = TensorProto.FLOAT
     build(parts)
     hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "S", H])
     outputs = [
-        helper.make_tensor_value_info("logits", elem_type, ["B", "S", width]),
+        helper.make_tensor_value_info(logits, elem_type, ["B", "S", width]),
         helper.make_tensor_value_info("present", TensorProto.FLOAT, ["B", "S", H]),
     ]
     graph = helper.make_graph(parts.nodes, "decoder", [hidden, *parts.inputs], outputs, parts.weights)

@@ -1,0 +1,36 @@
+"""Says where a graph rounds activations, because scores then depend on which tokens are fed together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import onnx
+
+from olive_ext.model.attention import attribute
+
+_ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators that give all tokens of a step one scale; the second is what ONNX Runtime fuses the first into."""
+
+_INT8 = 4
+"""MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
+
+
+def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    """One sentence for each kind of rounding; none where activations stay as they are."""
+    count: Counter[str] = Counter()
+    for node in nodes:
+        count["scale"] += node.op_type in _ONE_SCALE
+        count["int8"] += node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
+    notes = []
+    if count["scale"]:
+        notes.append(
+            f"the activations of all tokens of a step are quantized with one scale ({count['scale']} nodes): scores "
+            "depend on chunk_size, on shared prefixes and on what is decoded together, by tenths of a nat and more"
+        )
+    if count["int8"]:
+        notes.append(
+            f"MatMulNBits of accuracy_level 4 ({count['int8']} nodes) rounds activations to 8 bits, row by row: a "
+            "difference in the last bit, as between one token a step and several, can grow to hundredths of a nat"
+        )
+    return notes
