@@ -57,7 +57,7 @@ def _check_files(config: EvaluationConfig, section: Section) -> ModelFiles | Non
     if kind == "hf":
         section.add("path", written.path, "runs through lm-eval's Hugging Face backend")
         return None
-    files = locate(written.path, written.onnx_file_name, written.tokenizer)
+    files = locate(written.path, written.onnx_file_name, config.tokenizer)
     section.add("decoder", files.decoder, files.origins.get("decoder", ""))
     section.add("directory", files.directory)
     section.add("genai_config", "found" if files.genai_config else "none", files.origins.get("genai_config", ""))

@@ -65,7 +65,7 @@ def _token_logprobs(config: EvaluationConfig, graph: str, open_session: Callable
         "allow_cpu_fallback": config.allow_cpu_fallback,
         "max_length": config.max_length,
         "batch_size": config.batch_size,
-        "tokenizer": config.model.tokenizer,
+        "tokenizer": config.tokenizer,
         "onnx_file_name": config.model.onnx_file_name,
     }
     engine = config.engine.model_copy(update={"graph": graph})

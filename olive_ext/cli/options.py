@@ -57,7 +57,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--seed", "seed", "N"),
     Option("--output", "output_dir", "DIR"),
     Option("--kind", "model.kind", "KIND", for_check=True),
-    Option("--tokenizer", "model.tokenizer", "PATH", for_check=True),
+    Option("--tokenizer", "tokenizer", "PATH", for_check=True),
     Option("--onnx-file-name", "model.onnx_file_name", "FILE", for_check=True),
 )
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."

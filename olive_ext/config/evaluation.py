@@ -34,9 +34,6 @@ class ModelConfig(Strict):
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
 
-    tokenizer: str | None = None
-    """Folder or hub name of the tokenizer; by default the one found beside the model."""
-
 
 class EvaluationSettings(Strict):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
@@ -54,6 +51,9 @@ class EvaluationSettings(Strict):
 
     max_length: PositiveInt | None = None
     """Longest context in tokens. None takes the model's own."""
+
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer; by default the one found beside the model."""
 
     execution_provider: ProviderRequest | None = None
     """Execution provider: a short or full name, or a list of names or (name, options) pairs in order of preference.

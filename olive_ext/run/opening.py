@@ -45,7 +45,7 @@ def _open_onnx(config: EvaluationConfig) -> LM:
         "allow_cpu_fallback": config.allow_cpu_fallback,
         "batch_size": config.batch_size,
         "max_length": config.max_length,
-        "tokenizer": config.model.tokenizer,
+        "tokenizer": config.tokenizer,
         "onnx_file_name": config.model.onnx_file_name,
         "engine": config.engine,
         "seed": config.seed or 0,
@@ -58,7 +58,7 @@ def _open_hf(config: EvaluationConfig) -> LM:
 
     return open_hf(
         config.model.path,
-        tokenizer=config.model.tokenizer,
+        tokenizer=config.tokenizer,
         device=config.device,
         batch_size=config.batch_size,
         max_length=config.max_length,
@@ -70,7 +70,7 @@ def size_in_bytes(config: EvaluationConfig, lm: LM | None) -> int:
     """Bytes of the model's files; of the parameters in memory where a Hugging Face model has no folder here."""
     if lm is None or not hasattr(lm, "model"):
         if kind_of(config) == "onnx":
-            return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.model.tokenizer))
+            return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.tokenizer))
         lm = lm or _open_hf(config)
     files = [file for pattern in _HF_WEIGHTS for file in Path(config.model.path).glob(pattern)]
     if files:

@@ -35,7 +35,7 @@ def missed_files(model_type: str, model_config: dict[str, Any], settings: Evalua
 
     Empty for other models, and where the files cannot be found: the evaluation then says so itself.
     """
-    path, tokenizer = model_config.get("model_path"), settings.model_args.get("tokenizer")
+    path, tokenizer = model_config.get("model_path"), settings.tokenizer
     if model_type.lower() != "onnxmodel" or not isinstance(path, str) or not Path(path).is_file():
         return ""
     try:

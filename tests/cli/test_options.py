@@ -34,7 +34,8 @@ def test_every_option_becomes_its_key() -> None:
     config = EvaluationConfig.parse(values)
     assert config == EvaluationConfig.parse(
         {
-            "model": {"path": "m", "kind": "onnx", "tokenizer": "tok", "onnx_file_name": "d.onnx"},
+            "model": {"path": "m", "kind": "onnx", "onnx_file_name": "d.onnx"},
+            "tokenizer": "tok",
             "tasks": ["a", "b.yaml"],
             "include_path": ["x", "y", "z"],
             "limit": 0.5,

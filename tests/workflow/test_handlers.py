@@ -38,7 +38,7 @@ def test_onnx_model_is_found_as_file_and_as_folder(package: Path, as_file: bool)
     assert config.model.kind == "onnx"
     assert config.model.path == str(package / "model.onnx" if as_file else package)
     assert config.model.onnx_file_name == (None if as_file else "model.onnx")
-    assert config.model.tokenizer == str(package)
+    assert config.tokenizer == str(package)
 
 
 @pytest.mark.parametrize("key", ["additional_files", "_name_or_path"])
@@ -49,7 +49,7 @@ def test_tokenizer_is_looked_for_where_the_model_came_from(package: Path, tmp_pa
         shutil.copy(package / name, bare)
     place: Any = [str(package / "tokenizer.json")] if key == "additional_files" else str(package)
     model = handler(bare / "model.onnx", model_attributes={key: place})
-    assert onnx_config(model, settings(), None).model.tokenizer == str(package)
+    assert onnx_config(model, settings(), None).tokenizer == str(package)
 
 
 @pytest.mark.parametrize(
