@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import onnx
@@ -18,19 +17,21 @@ _INT8 = 4
 
 def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     """One sentence for each kind of rounding; none where activations stay as they are."""
-    count: Counter[str] = Counter()
+    one_scale = by_row = 0
     for node in nodes:
-        count["scale"] += node.op_type in _ONE_SCALE
-        count["int8"] += node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
+        one_scale += node.op_type in _ONE_SCALE
+        by_row += node.op_type == "QuantizeLinear"
+        by_row += node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
     notes = []
-    if count["scale"]:
+    if one_scale:
         notes.append(
-            f"the activations of all tokens of a step are quantized with one scale ({count['scale']} nodes): scores "
+            f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): scores "
             "depend on chunk_size, on shared prefixes and on what is decoded together, by tenths of a nat and more"
         )
-    if count["int8"]:
+    if by_row:
         notes.append(
-            f"MatMulNBits of accuracy_level 4 ({count['int8']} nodes) rounds activations to 8 bits, row by row: a "
-            "difference in the last bit, as between one token a step and several, can grow to hundredths of a nat"
+            f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
+            "4 or QuantizeLinear): a difference in the last bit, as between one token a step and several, can grow to "
+            "hundredths or tenths of a nat"
         )
     return notes

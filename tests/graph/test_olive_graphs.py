@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -131,15 +130,15 @@ def test_note_tells_of_scales_that_all_tokens_of_a_step_share() -> None:
     assert note.startswith("the activations of all tokens of a step are quantized with one scale (1 nodes)")
 
 
-@pytest.mark.parametrize(("level", "expected"), [(None, 0), (0, 0), (1, 0), (2, 0), (3, 0), (4, 1)])
-def test_note_tells_of_eight_bit_activations(level: int | None, expected: int) -> None:
-    notes = rounding_notes(decoder(at_level(4, level)).graph.node)
+@pytest.mark.parametrize(
+    ("build", "num_nodes"), [(at_level(4, 4), 1), (heads.qdq, 2)], ids=["accuracy_level_4", "QuantizeLinear"]
+)
+def test_note_tells_of_activations_rounded_row_by_row(build: heads.Build, num_nodes: int) -> None:
+    (note,) = rounding_notes(decoder(build).graph.node)
 
-    assert len(notes) == expected
-    assert all(note.startswith("MatMulNBits of accuracy_level 4 (1 nodes)") for note in notes)
+    assert note.startswith(f"activations are rounded to few bits, each row by itself ({num_nodes} nodes")
 
 
-def test_no_note_where_nothing_is_rounded() -> None:
-    model: onnx.ModelProto = decoder(heads.matmul)
-
-    assert rounding_notes(model.graph.node) == []
+@pytest.mark.parametrize("build", [heads.matmul, *(at_level(4, level) for level in (None, 0, 1, 2, 3))])
+def test_no_note_where_nothing_is_rounded(build: heads.Build) -> None:
+    assert rounding_notes(decoder(build).graph.node) == []
