@@ -22,6 +22,10 @@ from olive_ext.model.types import ModelFiles, Provider
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
 """One sequence, whatever genai_config.json says of search."""
 
+_NO_TOKEN = -1
+"""In the place of the pad token where onnxruntime-genai pads: it takes every pad id at the end of a prompt for padding
+and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
+
 
 def open_genai_engine(
     files: ModelFiles,
@@ -43,7 +47,7 @@ def open_genai_engine(
         raise ConfigError(
             f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
         )
-    model = GenaiModel(files, providers, _overlay(files, config, profile_prefix), max_length)
+    model = GenaiModel(files, providers, overlay_of(files, config, profile_prefix), max_length)
     if not allow_cpu_fallback:
         model.check_device(providers)
     slots = {"num_slots": 1, "num_slots_origin": "onnxruntime-genai runs one sequence at a time"}
@@ -63,12 +67,14 @@ class GenaiModel:
         self._og = _import()
         self._notes: list[str] = []
         decoder = _decoder_config(files)
+        window = decoder.get("sliding_window") or {}
+        self._least_capacity = int(window.get("window_size", 0)) + 1  # a smaller cache than the window is refused
         self.logits_name = str(decoder.get("outputs", {}).get("logits", "logits"))
         self.context_length = self._context_length(files, max_length)
         try:
             config = self._og.Config(str(files.directory))
             config.overlay(json.dumps(overlay))
-            self._used = _set_providers(config, providers)
+            self._used = set_providers(config, providers)
             self._model: Any = self._og.Model(config)
             self.traits = self._find_traits(files)
         except (RuntimeError, MemoryError) as error:
@@ -77,9 +83,12 @@ class GenaiModel:
     def new_generator(self, capacity: int) -> Generator:
         """Its memory is that of `capacity` positions: without max_length it would be that of the whole context."""
         params = self._og.GeneratorParams(self._model)
-        params.set_search_options(max_length=capacity, **_SEARCH)
+        params.set_search_options(max_length=self._size(capacity), **_SEARCH)
         generator: Generator = self._og.Generator(self._model, params)
         return generator
+
+    def _size(self, capacity: int) -> int:
+        return min(max(capacity, self._least_capacity), self.context_length)
 
     def check_device(self, providers: tuple[Provider, ...]) -> None:
         """Raises `ProviderError` where a provider with memory of its own was asked for and the CPU came up."""
@@ -107,7 +116,7 @@ class GenaiModel:
         size = max(NUM_TOKENS, window)
         vocab_size = int(files.genai_config["model"].get("vocab_size") or size + 1)
         tokens = [1 + number * 7919 % (vocab_size - 1) for number in range(size)]  # spread, and 0 is often the pad
-        new_generator = partial(self.new_generator, min(size + 1, self.context_length))
+        new_generator = partial(self.new_generator, size + 1)
         may_rewind = not _decoder_config(files).get("sliding_window")
         return find_traits(new_generator, tokens, self.logits_name, may_rewind=may_rewind, window_size=window)
 
@@ -148,7 +157,7 @@ def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
     return decoder
 
 
-def _overlay(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
+def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
     """What is put over genai_config.json: the user's session options, and the file where another one was chosen."""
     options: dict[str, Any] = dict(config.session_options)
     if config.num_threads != "auto":
@@ -161,10 +170,13 @@ def _overlay(files: ModelFiles, config: EngineConfig, profile_prefix: Path | Non
         if _decoder_config(files).get("pipeline"):
             raise ModelError(f"'{files.decoder}' is none of the graphs of the pipeline in genai_config.json")
         decoder["filename"] = os.path.relpath(files.decoder, files.directory)
-    return {"model": {"decoder": decoder}}
+    overlay: dict[str, Any] = {"decoder": decoder}
+    if input_window(files):
+        overlay["pad_token_id"] = _NO_TOKEN
+    return {"model": overlay}
 
 
-def _set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
+def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
     """Puts what the user asked for in the place of genai_config.json's providers; returns the names. The package's own
     choice stays as it is, with the options that only onnxruntime-genai reads."""
     asked = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]

@@ -1,5 +1,5 @@
-"""What the generators of one onnxruntime-genai model can do, found by trying: what they refuse depends on the model, the
-device and the release, and some do not refuse but go wrong.
+"""What the generators of one onnxruntime-genai model can do, found by trying: what they refuse depends on the model,
+the device and the release, and some do not refuse but go wrong.
 
 Axes: S tokens fed, V vocabulary.
 """
@@ -139,9 +139,10 @@ class _Trial:
 
     def _rows(self, generator: Generator) -> Logits:
         try:
-            return generator.get_output(self._logits_name)[0].astype(np.float64)
+            rows_SV: Logits = generator.get_output(self._logits_name)[0].astype(np.float64)
         except RuntimeError:
             return np.empty((0, 0))
+        return rows_SV
 
     def _agrees(self, generator: Generator, length: int, way: Continues) -> bool:
         """Whether the generator, which holds `length` tokens, ends with the expected logits after the others."""

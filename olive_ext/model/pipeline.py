@@ -1,4 +1,4 @@
-"""A decoder that genai_config.json splits into a pipeline of graphs (`model.decoder.pipeline`): their names and files."""
+"""A decoder that genai_config.json splits into a pipeline (`model.decoder.pipeline`): its stages and their files."""
 
 from __future__ import annotations
 
