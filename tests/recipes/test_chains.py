@@ -1,0 +1,184 @@
+"""One recipe for each quantization chain: as generated, valid, documented, and three of them run through Olive."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "recipes" / "chains"
+QUICKSTART = ROOT / "recipes" / "quickstart"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.json"))
+TOLERANCE = 1e-4
+METRICS = {
+    "quickstart_choice-acc",
+    "quickstart_choice-acc_norm",
+    "quickstart_perplexity-word_perplexity",
+    "quickstart_perplexity-byte_perplexity",
+    "quickstart_perplexity-bits_per_byte",
+    "size_on_disk-bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[dict[str, str]]:
+    """What the committed script writes now."""
+    sys.path.insert(0, str(FOLDER / "make"))
+    try:
+        import make_recipes
+
+        yield make_recipes.files()
+    finally:
+        sys.path.remove(str(FOLDER / "make"))
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_files_when_made_again_are_the_committed_bytes(made: dict[str, str]) -> None:
+    assert sorted(name for name in made if name.endswith(".json")) == [f"{name}.json" for name in RECIPES]
+    for name, text in made.items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, name
+
+
+def test_every_recipe_is_listed_and_documented() -> None:
+    listed = (FOLDER / "info.yml").read_text(encoding="utf-8")
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+    assert [name for name in RECIPES if f"    file: {name}.json\n" not in listed] == []
+    assert [name for name in RECIPES if f"| [`{name}`]({name}.json) |" not in readme] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_valid_and_names_files_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from olive_ext.check.recipe import check_recipe
+
+    monkeypatch.chdir(ROOT)
+    recipe = read(name)
+
+    assert check_recipe(FOLDER / f"{name}.json").problems == []
+    assert Path(recipe["input_model"]["model_path"], "config.json").exists()
+    assert recipe["output_dir"] == f"out/chains/{name}"
+    for data in recipe.get("data_configs", ()):
+        assert Path(data["load_dataset_config"]["data_files"]).exists()
+
+
+def test_calibration_text_holds_no_evaluation_document() -> None:
+    lines = (FOLDER / "calibration.jsonl").read_text(encoding="utf-8").splitlines()
+    text = "\n\n".join(json.loads(line)["text"] for line in lines)
+    tasks = {"choice.jsonl": "context", "generate.jsonl": "question", "perplexity.jsonl": "page"}
+    for name, key in tasks.items():
+        rows = (QUICKSTART / "tasks" / name).read_text(encoding="utf-8").splitlines()
+        held_out = [json.loads(row)[key] for row in rows]
+        assert [document for document in held_out if document in text] == []
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's model with its embedding table as its LM head: no good model, but a tied one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tied")
+    model = AutoModelForCausalLM.from_pretrained(QUICKSTART / "model")
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(QUICKSTART / "model").save_pretrained(folder)
+    return folder
+
+
+def run_chain(name: str, folder: Path, model: Path = QUICKSTART / "model") -> dict[str, float]:
+    """The metrics of a recipe run in this process on two documents of each task; all it writes goes to `folder`."""
+    from olive.workflows import run
+
+    import olive_ext.workflow  # noqa: F401
+
+    recipe = read(name)
+    evaluator = recipe["evaluators"]["quickstart"]
+    tasks = ["quickstart_choice", "quickstart_perplexity", "size_on_disk"]
+    evaluator.update(limit=2, tasks=tasks, engine={"num_threads": 1})
+    recipe.update(output_dir=str(folder / "out"), cache_dir=str(folder / "cache"))
+    recipe["input_model"]["model_path"] = str(model)
+    assert run(recipe).has_output_model()
+    return {key: value["value"] for key, value in json.loads((folder / "out" / "metrics.json").read_text()).items()}
+
+
+def differences(model: Path) -> list[float]:
+    """Our log-probabilities against one forward pass for each request over the file as it is, the largest for each."""
+    import onnxruntime as ort
+
+    import olive_ext
+
+    rng = np.random.default_rng(5)
+    stem = [0, *rng.integers(9, 900, 30).tolist()]
+    requests = [(stem, rng.integers(9, 900, 1 + index % 5).tolist()) for index in range(10)]
+    with olive_ext.open(model, engine={"num_threads": 1}) as opened:
+        found = [output.token_logprobs for output in opened.loglikelihood(requests)]
+    session = ort.InferenceSession(str(model / "model.onnx"), providers=["CPUExecutionProvider"])
+    (logits,) = (output.name for output in session.get_outputs() if output.name.startswith("logits"))
+    largest = []
+    for (context, target), ours in zip(requests, found, strict=True):
+        ids = np.array([[*context, *target][:-1]], np.int64)
+        past = {value.name: np.zeros((1, 2, 0, 32), np.float32) for value in session.get_inputs()[2:]}
+        rows = session.run([logits], {"input_ids": ids, "attention_mask": np.ones_like(ids), **past})[0][0]
+        rows = rows[-len(target) :].astype(np.float64)
+        rows -= rows.max(-1, keepdims=True)
+        theirs = (rows - np.log(np.exp(rows).sum(-1, keepdims=True)))[np.arange(len(target)), target]
+        largest.append(float(np.abs(theirs - ours).max()))
+    return largest
+
+
+def graph_of(model: Path) -> Any:
+    from olive_ext.graph.load import load_graph
+
+    return load_graph(model / "model.onnx").graph
+
+
+@pytest.mark.slow
+def test_block_rtn_is_scored_under_the_name_that_the_pass_gave_its_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    assert set(run_chain("block_rtn_int4_b32", tmp_path)) == METRICS
+
+    graph = graph_of(tmp_path / "out")
+    assert "logits_Q4" in {output.name for output in graph.output}
+    assert "GatherBlockQuantized" in {node.op_type for node in graph.node}
+    assert max(differences(tmp_path / "out")) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_tied_and_quantized_embeddings_are_scored_like_the_untouched_graph(
+    tmp_path: Path, tied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    assert set(run_chain("rtn_builder_tied", tmp_path, tied)) == METRICS
+
+    graph = graph_of(tmp_path / "out")
+    readers = [node.op_type for node in graph.node if "model.embed_tokens.qweight" in node.input]
+    assert sorted(readers) == ["GatherBlockQuantized", "Reshape"]
+    assert max(differences(tmp_path / "out")) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_dynamic_quantization_is_scored_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import olive_ext
+
+    monkeypatch.chdir(ROOT)
+
+    assert set(run_chain("dynamic_int8", tmp_path)) == METRICS
+
+    with olive_ext.open(tmp_path / "out") as opened:
+        facts = opened.describe_execution()
+    assert facts["scoring_head"] == "logits"
+    assert any("quantized with one scale" in note for note in facts["notes"])
+    assert max(differences(tmp_path / "out")) < 3
