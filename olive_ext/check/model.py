@@ -35,8 +35,12 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
             findings.problems.append("there is nothing to verify: a Hugging Face model has no ONNX graph")
         return findings
     spec: DecoderSpec | None = None
-    with findings.noting_problems():
-        spec = _check_decoder(config, files, findings)
+    if _check_runtime(config, files, findings.section("Runtime")):
+        if verify:
+            findings.problems.append("there is nothing to verify: onnxruntime-genai runs the graphs as they are")
+    else:
+        with findings.noting_problems():
+            spec = _check_decoder(config, files, findings)
     with findings.noting_problems():
         _check_tokenizer(files, findings.section("Tokenizer"))
     if spec is not None and providers:
@@ -94,6 +98,15 @@ def _check_providers(
         options = ", ".join(f"{key}={value}" for key, value in provider.options.items())
         section.add(provider.name, f"memory: {provider.device}{f'; {options}' if options else ''}", provider.origin)
     return providers
+
+
+def _check_runtime(config: EvaluationConfig, files: ModelFiles, section: Section) -> bool:
+    """Whether onnxruntime-genai runs the model: then its graphs are not ours to read."""
+    from olive_ext.engine.runtime import choose_runtime
+
+    runtime, origin = choose_runtime(config.engine, files)
+    section.add("runtime", runtime, origin)
+    return runtime == "genai"
 
 
 def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findings) -> DecoderSpec:

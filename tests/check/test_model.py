@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import TracebackType
@@ -128,3 +129,14 @@ def test_command_is_2_and_names_the_problem(folder: Path, capsys: pytest.Capture
     assert "layers 0-2" in out
     assert "nosuch" in err
     assert err.count("\n") == 1
+
+
+def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Path) -> None:
+    folder = put_model(tmp_path)
+    stages = {"all": {"filename": next(folder.glob("*.onnx")).name}}
+    (folder / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"pipeline": [stages]}}}))
+    findings = check_model(config(folder))
+    assert findings.problems == []
+    assert facts(findings)["Runtime", "runtime"] == "genai"
+    assert ("Decoder", "context length") not in facts(findings)
+    assert "nothing to verify" in check_model(config(folder), verify=True).problems[0]
