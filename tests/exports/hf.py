@@ -14,6 +14,9 @@ from typing import Any
 from tests.exports.cache import once, packages, run_python, source_of
 from tests.exports.text import CONTEXT, VOCAB, save_tokenizer
 
+MEDIA = VOCAB - 8
+"""From here on token ids stand for images and sounds in the multimodal families; a test's text does not use them."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -27,23 +30,315 @@ class Family:
 
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+_SMALL = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "initializer_range": 0.2, **_IDS}
 _SHAPE = {
-    **_IDS,
-    "vocab_size": VOCAB,
+    **_SMALL,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_WINDOW = 16
+_GEMMA = {
+    **_SHAPE,
+    "sliding_window": _WINDOW,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"sliding_attention": _ROPE, "full_attention": {**_ROPE, "rope_theta": 1e6}},
+}
+_GEMMA4 = {
+    **_GEMMA,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "sliding_attention": _ROPE,
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
+}
+_GEMMA4_TEXT = {
+    **_GEMMA4,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
+_GEMMA4_IDS = {
+    "boi_token_id": MEDIA,
+    "image_token_id": MEDIA + 1,
+    "eoi_token_id": MEDIA + 2,
+    "boa_token_id": MEDIA + 3,
+    "audio_token_id": MEDIA + 4,
+    "eoa_token_index": MEDIA + 5,
+    "video_token_id": MEDIA + 6,
+}
+_LINEAR = {
+    **_SHAPE,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25},
+}
+_MROPE = {**_ROPE, "mrope_section": [2, 3, 3]}
+_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "in_channels": 3,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+}
+_QWEN_IDS = {
+    "vision_start_token_id": MEDIA,
+    "vision_end_token_id": MEDIA + 1,
+    "image_token_id": MEDIA + 2,
+    "video_token_id": MEDIA + 3,
+}
+_TRANSLATION = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "init_std": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}
+_OLDER = ("transformers==5.10.4", "tokenizers==0.22.2", "huggingface_hub==1.5.0", "httpx==0.28.1", "httpcore==1.0.9")
+"""From 5.11 on, Gemma 4's configuration holds a configuration for each layer, which no exporter can read."""
+
 
 FAMILIES = {
     "llama": Family("LlamaConfig", _SHAPE),
     "qwen3": Family("Qwen3Config", _SHAPE),
+    # Biases on Q, K and V.
+    "qwen2": Family("Qwen2Config", {key: value for key, value in _SHAPE.items() if key != "head_dim"}),
+    # One weight for Q, K and V, one for gate and up.
+    "phi3": Family(
+        "Phi3Config",
+        {
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            "original_max_position_embeddings": CONTEXT,
+        },
+    ),
+    # Every layer looks back 16 tokens.
+    "mistral": Family("MistralConfig", {**_SHAPE, "sliding_window": _WINDOW}),
+    # Five layers of six look back 16 tokens (the builder's 0.14 knows no other pattern); one KV head.
+    "gemma3_text": Family(
+        "Gemma3TextConfig",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    # Attention sinks and experts, every other layer looks back 16 tokens.
+    "gpt_oss": Family(
+        "GptOssConfig",
+        {
+            **_SHAPE,
+            "sliding_window": _WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+    # Layers of two shapes: windowed with 2 KV heads of 16, full with 1 KV head of 32 whose keys are its values.
+    "gemma4_unified": Family(
+        "Gemma4UnifiedConfig",
+        {
+            "text_config": _GEMMA4,
+            "vision_config": {"patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 16},
+            "audio_config": None,
+            **_GEMMA4_IDS,
+        },
+        auto="AutoModelForImageTextToText",
+        needs=_OLDER,
+    ),
+    # The same, and the last two layers use the KV of earlier ones.
+    "gemma4_text": Family("Gemma4TextConfig", _GEMMA4_TEXT, needs=_OLDER),
+    "gemma4_vl": Family(
+        "Gemma4Config",
+        {
+            "text_config": _GEMMA4_TEXT,
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "patch_size": 4,
+                "pooling_kernel_size": 3,
+                "position_embedding_size": 64,
+                "initializer_range": 0.2,
+            },
+            "audio_config": None,
+            "vision_soft_tokens_per_image": 16,
+            **_GEMMA4_IDS,
+        },
+        auto="AutoModelForImageTextToText",
+        needs=_OLDER,
+    ),
+    "qwen2_5_vl": Family(
+        "Qwen2_5_VLConfig",
+        {
+            "text_config": {**_SHAPE, "rope_parameters": _MROPE},
+            "vision_config": {**_VISION, "fullatt_block_indexes": [1], "window_size": 32},
+            **_QWEN_IDS,
+            **_IDS,
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    # Three layers of four keep a convolution's and a recurrence's state instead of KV.
+    "qwen3_5": Family(
+        "Qwen3_5Config",
+        {
+            "text_config": {
+                **_LINEAR,
+                "rope_parameters": {**_MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+            },
+            "vision_config": {**_VISION, "num_position_embeddings": 16},
+            **_QWEN_IDS,
+            **_IDS,
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    "qwen3_5_text": Family("Qwen3_5TextConfig", _LINEAR),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        {
+            **_LINEAR,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    ),
+    # Short convolutions and attention.
+    "lfm2": Family(
+        "Lfm2Config",
+        {
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    # No attention at all.
+    "mamba": Family(
+        "MambaConfig",
+        {**_IDS, "vocab_size": VOCAB, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2, "time_step_rank": 4}
+        | {"tie_word_embeddings": False, "initializer_range": 0.2},
+    ),
+    # Attention, selective state spaces and experts by turns.
+    "jamba": Family(
+        "JambaConfig",
+        {
+            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
+            "num_hidden_layers": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+    # Mamba 2, MLP and attention layers by turns.
+    "nemotron_h": Family(
+        "NemotronHConfig",
+        {
+            **_SHAPE,
+            "num_hidden_layers": 4,
+            "hybrid_override_pattern": "M-M*",
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "chunk_size": 16,
+        },
+        needs=_OLDER,
+    ),
+    "gpt2": Family(
+        "GPT2Config",
+        {**_IDS, "vocab_size": VOCAB, "n_positions": CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4}
+        | {"initializer_range": 0.2},
+    ),
+    "t5": Family(
+        "T5Config",
+        {
+            "vocab_size": VOCAB,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "decoder_start_token_id": 0,
+        },
+        auto="AutoModelForSeq2SeqLM",
+    ),
+    "marian": Family("MarianConfig", _TRANSLATION, auto="AutoModelForSeq2SeqLM"),
+    "whisper": Family(
+        "WhisperConfig",
+        {
+            **{key: value for key, value in _TRANSLATION.items() if key != "max_position_embeddings"},
+            "bos_token_id": 2,
+            "decoder_start_token_id": 2,
+            "num_mel_bins": 80,
+            "max_source_positions": 1500,
+            "max_target_positions": 64,
+            "suppress_tokens": [],
+            "begin_suppress_tokens": [],
+        },
+        auto="AutoModelForSpeechSeq2Seq",
+    ),
 }
 
 
@@ -62,7 +357,11 @@ def make(family: Family, folder: Path) -> None:
 
     torch.manual_seed(7)
     config = getattr(transformers, family.config)(**family.values)
-    getattr(transformers, family.auto).from_config(config).save_pretrained(folder)
+    model = getattr(transformers, family.auto).from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # biases start as zeros, norms as ones: a lost one would not be seen
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
     save_tokenizer(folder)
 
 
