@@ -6,6 +6,7 @@ Axes: B rows, S tokens of a row, R head rows, T targets, K sampled rows, V vocab
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,9 +85,9 @@ class SeparateHead:
 
 def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
     """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-    num_tokens = len(step.rows[0].tokens)
+    starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
     indices = {
-        "score_rows": [head.row * num_tokens + head.offset for head in step.heads],
+        "score_rows": [starts[head.row] + head.offset for head in step.heads],
         "target_rows": [head for head, _ in step.targets],
         "target_ids": [token for _, token in step.targets],
         "sample_rows": list(step.samples),

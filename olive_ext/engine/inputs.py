@@ -1,6 +1,6 @@
 """The inputs that a decoder takes beside its cache, computed from the rows of a step. One function for each role.
 
-Axes: B rows, S tokens of a row, W width of the mask.
+Axes: B rows, S tokens of a row where all have as many, N tokens of all rows, W width of the mask.
 """
 
 from __future__ import annotations
@@ -25,29 +25,36 @@ DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
 class Rows:
     """A step's rows as arrays."""
 
-    tokens_BS: Array
+    tokens_N: Array
+    lengths_B: Array
     past_B: Array
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.tokens_BS.shape[1])
 
     @property
     def total_B(self) -> Array:
         """Positions of each row after the step."""
-        return self.past_B + self.num_tokens
+        return self.past_B + self.lengths_B
 
     @property
-    def positions_BS(self) -> Array:
-        return self.past_B[:, None] + np.arange(self.num_tokens)
+    def starts_B1(self) -> Array:
+        """Where each row's tokens begin among all, and where the last one's end; [B + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths_B)])
+
+    @property
+    def positions_N(self) -> Array:
+        first_N = np.repeat(self.past_B - self.starts_B1[:-1], self.lengths_B)
+        return first_N + np.arange(len(self.tokens_N))
+
+
+def _by_rank(values_N: Array, rows: Rows, tensor: TensorSpec) -> Array:
+    """[N], [B, S] or [3, B, S], as the graph declares."""
+    if len(tensor.shape) == 1:
+        return values_N
+    values_BS = values_N.reshape(len(rows.past_B), -1)
+    return values_BS if len(tensor.shape) == 2 else np.stack([values_BS] * 3)
 
 
 def _mask(rows: Rows, _: TensorSpec) -> Array:
     return np.arange(rows.total_B.max()) < rows.total_B[:, None]
-
-
-def _positions(rows: Rows, tensor: TensorSpec) -> Array:
-    return rows.positions_BS if len(tensor.shape) == 2 else np.stack([rows.positions_BS] * 3)
 
 
 def _last_positions(rows: Rows, tensor: TensorSpec) -> Array:
@@ -58,23 +65,37 @@ def _total_length(rows: Rows, tensor: TensorSpec) -> Array:
     return np.full([1] * len(tensor.shape), rows.total_B.max())
 
 
+def _bounds(rows: Rows, tensor: TensorSpec) -> Array:
+    bounds = [rows.lengths_B.max(), rows.total_B.max(), rows.total_B.max()]
+    return np.array(bounds[: int(tensor.shape[0])])
+
+
 COMPUTE: Mapping[Role, Callable[[Rows, TensorSpec], Array]] = {
-    Role.INPUT_IDS: lambda rows, _: rows.tokens_BS,
+    Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
     Role.ATTENTION_MASK: _mask,
-    Role.POSITION_IDS: _positions,
-    Role.CACHE_POSITION: lambda rows, _: rows.positions_BS[0],
+    Role.POSITION_IDS: lambda rows, tensor: _by_rank(rows.positions_N, rows, tensor),
+    Role.CACHE_POSITION: lambda rows, _: rows.positions_N,
     Role.LAST_POSITIONS: _last_positions,
     Role.TOTAL_LENGTH: _total_length,
     Role.WRITE_INDICES: lambda rows, _: rows.past_B,
     Role.VALID_LENGTHS: lambda rows, _: rows.total_B,
+    Role.CUMULATIVE_LENGTHS: lambda rows, _: rows.starts_B1,
+    Role.PAST_LENGTHS: lambda rows, _: rows.past_B,
+    Role.ATTENTION_BOUNDS: _bounds,
     Role.USE_CACHE_BRANCH: lambda rows, _: rows.past_B[:1] > 0,
 }
+"""What each role's input holds. A block table is not here: the KV store knows it."""
 
 
 def compute_inputs(specs: Sequence[InputSpec], rows: Sequence[Row]) -> dict[str, Array]:
     """Arrays by input name, in the types that the graph declares."""
-    arrays = Rows(np.array([row.tokens for row in rows], np.int64), np.array([row.past for row in rows], np.int64))
+    arrays = Rows(
+        np.array([token for row in rows for token in row.tokens], np.int64),
+        np.array([len(row.tokens) for row in rows], np.int64),
+        np.array([row.past for row in rows], np.int64),
+    )
     return {
         spec.tensor.name: np.ascontiguousarray(COMPUTE[spec.role](arrays, spec.tensor), DTYPES[spec.tensor.elem_type])
         for spec in specs
+        if spec.role in COMPUTE
     }

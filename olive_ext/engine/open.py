@@ -12,21 +12,26 @@ import psutil
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.embedding import Embedding
+from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.head import GraphHead, Head, SeparateHead
 from olive_ext.engine.kv import Device, KvStore, bytes_per_position
+from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
 from olive_ext.errors import ModelError
+from olive_ext.graph.attention_bias import with_attention_bias
+from olive_ext.graph.cross import cross_graph
 from olive_ext.graph.full_length import with_full_length_kv
 from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
 from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
 from olive_ext.model import external_data_plan, open_session
+from olive_ext.model.encoder import read_encoder
 from olive_ext.model.spec import read_embedding, read_spec
-from olive_ext.model.types import DecoderSpec, ModelFiles, Provider
+from olive_ext.model.types import DecoderSpec, ModelFiles, Provider, Role
 
 DEFAULT_SLOTS = 8
 MEMORY_SHARE = 0.25
@@ -74,7 +79,8 @@ def open_engine(
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     facts = {"model": str(files.decoder), **chosen, **slots, "notes": list(spec.notes)}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
-    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding), config.chunk_size)
+    encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
+    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding, encoder), config.chunk_size)
 
 
 def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:
@@ -105,6 +111,8 @@ def choose_num_slots(
 
 
 def _kv_form(spec: DecoderSpec, device: Device) -> Callable[..., KvStore]:
+    if spec.is_paged:
+        return PagedKv
     if not spec.is_kv_in_place:
         return ReturnedKv
     return ViewKv if device.has_pointers else StagedKv
@@ -123,7 +131,9 @@ class _Opener:
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
         if self.config.graph == "untouched":
             session = self._from_memory(proto, self.files.decoder)
-            head = self.helper(scoring_graph(spec.logits.elem_type, spec.vocab_size).SerializeToString())
+            head = self.helper(
+                scoring_graph(spec.logits.elem_type, spec.vocab_size, len(spec.logits.shape)).SerializeToString()
+            )
             return session, SeparateHead(head, spec.logits.name, self.device(session))
         scoring = add_scoring_head(proto, spec.logits.name)
         return self._from_memory(scoring.model, self.files.decoder), GraphHead(scoring.kind, scoring.reason)
@@ -137,6 +147,27 @@ class _Opener:
             )
         proto = load_graph(companion.graph)
         return Embedding(self._from_memory(proto, companion.graph), read_embedding(proto, spec.embeddings), device)
+
+    def encoder(self, spec: DecoderSpec, device: Device, num_kept: int) -> Encoder:
+        companion = self.files.companions.get("encoder")
+        if companion is None:
+            raise ModelError(
+                f"'{self.files.decoder}' takes '{min(spec.cross.names)}' of an encoder, and none was found: neither a "
+                "genai_config.json names it (model.encoder.filename), nor is 'encoder_model.onnx' beside the decoder"
+            )
+        proto = with_attention_bias(load_graph(companion.graph))
+        file, first_step = self._first_step(spec)
+        encoder = read_encoder(proto, spec.cross, self.files.genai_config.get("model", {}), first_step)
+        cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
+        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept)
+
+    def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
+        """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
+        companion = self.files.companions.get("first_step")
+        file = companion.graph if companion else self.files.decoder
+        if companion is None and not any(found.role is Role.USE_CACHE_BRANCH for found in spec.inputs):
+            return file, None
+        return file, cross_graph(load_graph(file), spec.cross.kv)
 
     def helper(self, graph: bytes) -> ort.InferenceSession:
         """A session for a graph without weights."""

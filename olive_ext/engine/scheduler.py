@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from olive_ext.engine.plan import source_key
 from olive_ext.engine.sampling import draw
 from olive_ext.engine.sequence import Answer, Sequence
 from olive_ext.engine.slots import Slots
@@ -63,7 +64,7 @@ class Scheduler:
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if prefill or self._batching is Batching.SINGLE:
+        if self._batching is not Batching.PACKED and (prefill or self._batching is Batching.SINGLE):
             return self._step([prefill or ready[0]], copies)
         return self._step(ready, copies)
 
@@ -100,7 +101,7 @@ class Scheduler:
         if any(not sequence.is_input_computed for sequence in self._running.values()):
             return ()
         sequence = self._waiting.popleft()
-        taken = self.slots.take(sequence.tokens, sequence.first_read())
+        taken = self.slots.take(sequence.tokens, sequence.first_read(), source_key(sequence.source))
         sequence.slot, sequence.computed = taken.slot, taken.shared
         self._running[taken.slot] = sequence
         self._counters.prefix_hits += taken.shared > 0
@@ -128,7 +129,7 @@ class Scheduler:
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1:
+        if len(slots) == 1 or self._batching is Batching.PACKED:
             return slots
         if self._batching is Batching.POOL:
             return list(range(self.slots.num_slots))
@@ -140,7 +141,7 @@ class Scheduler:
         if not self._can_cut:
             stop = min((fork for fork in sequence.forks if start < fork < stop), default=stop)
         is_fork = not self._can_cut and stop in sequence.forks
-        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_fork)
+        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_fork, sequence.source)
 
     def _append(self, sequence: Sequence, token: int) -> None:
         generation, answer = sequence.generation, sequence.answer

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.types import Source
+from olive_ext.model.types import SourceKind
+
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
@@ -25,6 +28,9 @@ class Batching(str, Enum):
 
     RANGE = "range"
     """Neighbouring slots; a gap between two rows is filled with an idle row."""
+
+    PACKED = "packed"
+    """Any slots, with any numbers of tokens."""
 
     POOL = "pool"
     """All slots; those that are not decoding are idle rows."""
@@ -49,6 +55,9 @@ class Row:
     is_fork: bool = False
     """What is resident after these tokens is kept, for other sequences to go on from."""
 
+    source: Source | None = None
+    """What the encoder of an encoder-decoder has been given; the same for all that is resident in the slot."""
+
 
 @dataclass(frozen=True)
 class HeadRow:
@@ -60,7 +69,8 @@ class HeadRow:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: `rows` of one length, the `heads` to read, `targets` (head, token id), `samples` (head)."""
+    """One forward pass: `rows` (of one length unless packed), the `heads` to read, `targets` (head, token id) and
+    `samples` (head)."""
 
     rows: tuple[Row, ...]
     heads: tuple[HeadRow, ...] = ()
@@ -101,6 +111,15 @@ class Runner(Protocol):
     @property
     def host_bytes(self) -> int:
         """Bytes that have crossed from the device to the host so far."""
+        ...
+
+    @property
+    def source_kind(self) -> SourceKind | None:
+        """What the encoder takes; None where there is none."""
+        ...
+
+    def check_source(self, source: Source | None) -> None:
+        """Raises `OliveExtError` where a request cannot have this source, or needs one."""
         ...
 
     def reserve(self, positions: int) -> None:

@@ -72,11 +72,12 @@ def add_scoring_head(model: onnx.ModelProto, logits_name: str) -> ScoringGraph:
     return ScoringGraph(edited, kind, reason, vocab_size)  # type: ignore[arg-type]
 
 
-def scoring_graph(elem_type: int, vocab_size: int | None = None) -> onnx.ModelProto:
-    """The head as a model of its own, over an input `logits` [B, S, V] of an ONNX element type."""
+def scoring_graph(elem_type: int, vocab_size: int | None = None, rank: int = 3) -> onnx.ModelProto:
+    """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
+    `rank` is 2."""
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
-    writer.input("logits", elem_type, ["B", "S", "V" if vocab_size is None else vocab_size])
+    writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
     value = _pick_rows(writer, "logits", vocab_size, is_flat=True)
     _score(writer, value, elem_type, vocab_size)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -86,9 +87,11 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
     """Raises ModelError unless the output holds logits of every position."""
     logits = _output(model, logits_name)
     rank = len(logits.type.tensor_type.shape.dim) if logits.type.tensor_type.HasField("shape") else 3
-    if rank != 3:
-        raise ModelError(f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary]")
-    if _static_dim(logits, 1) == 1 or _is_cut_to_last(model.graph, logits_name):
+    if rank not in (2, 3):
+        raise ModelError(
+            f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary], or [tokens, vocabulary]"
+        )
+    if (rank == 3 and _static_dim(logits, 1) == 1) or _is_cut_to_last(model.graph, logits_name):
         raise ModelError(
             f"output '{logits_name}' holds the logits of the last position only (a pruned LM head), which cannot "
             "score a text; export the model without pruning its logits"

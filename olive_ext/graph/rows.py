@@ -21,7 +21,7 @@ def slice_graph(elem_types: Sequence[int]) -> bytes:
         helper.make_tensor("start", TensorProto.INT64, [1], [0]),
         helper.make_tensor("axis", TensorProto.INT64, [1], [2]),
     ]
-    return _graph(nodes, elem_types, ["x"], ("length", [1]), constants)
+    return _graph(nodes, elem_types, ["x"], ("length", [1]), constants=constants)
 
 
 def take_row_graph(elem_types: Sequence[int]) -> bytes:
@@ -36,6 +36,15 @@ def put_row_graph(elem_types: Sequence[int]) -> bytes:
     return _graph(nodes, elem_types, ["x", "r"], ("row", [1, 1]))
 
 
+def fork_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` = `x` [N,...] with rows `target`[K,1] replaced by rows `source`[K]; x and y may be one buffer."""
+    nodes = []
+    for i in range(len(elem_types)):
+        nodes.append(helper.make_node("Gather", [f"x{i}", "source"], [f"r{i}"], axis=0))
+        nodes.append(helper.make_node("ScatterND", [f"x{i}", "target", f"r{i}"], [f"y{i}"]))
+    return _graph(nodes, elem_types, ["x"], ("source", ["K"]), ("target", ["K", 1]))
+
+
 def copy_graph(elem_types: Sequence[int]) -> bytes:
     """`y` = `x`."""
     return _graph(
@@ -47,7 +56,7 @@ def _graph(
     nodes: list[NodeProto],
     elem_types: Sequence[int],
     tensors: Sequence[str],
-    index: tuple[str, list[int]] | None = None,
+    *indices: tuple[str, list[int | str]],
     constants: Sequence[TensorProto] = (),
 ) -> bytes:
     axes = ["N", "H", "L", "D"]
@@ -57,8 +66,7 @@ def _graph(
         for name in tensors
         for i, kind in enumerate(elem_types)
     ]
-    if index is not None:
-        inputs.append(value(index[0], TensorProto.INT64, index[1]))
+    inputs += [value(name, TensorProto.INT64, shape) for name, shape in indices]
     outputs = [value(f"y{i}", kind, [f"y{i}_{axis}" for axis in axes]) for i, kind in enumerate(elem_types)]
     graph = helper.make_graph(nodes, "rows", inputs, outputs, list(constants))
     opset = helper.make_opsetid("", OPSET)

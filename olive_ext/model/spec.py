@@ -17,11 +17,22 @@ from onnx import TensorProto
 
 from olive_ext.errors import ModelError
 from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec
-from olive_ext.model.names import EMBEDDING_NAMES, KV_NAMES, ROLE_NAMES, ROLE_RANKS, STATE_NAMES, UNSUPPORTED
+from olive_ext.model.encoder import read_cross_inputs
+from olive_ext.model.names import (
+    EMBEDDING_NAMES,
+    KV_NAMES,
+    PACKED_RANKS,
+    ROLE_NAMES,
+    ROLE_RANKS,
+    STATE_NAMES,
+    UNSUPPORTED,
+)
 from olive_ext.model.rounding import rounding_notes
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 _INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
+_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
+"""Keys of config.json for the most positions of a decoder."""
 _INTEGER_KV = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 
@@ -58,6 +69,7 @@ class _Reader:
         self._inputs = {value.name: tensor_spec(value) for value in model.graph.input if value.name not in weights}
         self._outputs = {value.name: tensor_spec(value) for value in model.graph.output}
         self._attention = AttentionNodes(model.graph)
+        self._is_packed = any(name in self._inputs for name in ROLE_NAMES[Role.BLOCK_TABLE])
         self._notes: list[str] = []
 
     def read(self, max_length: int | None) -> DecoderSpec:
@@ -65,7 +77,8 @@ class _Reader:
         state_pairs = self._pairs(STATE_NAMES)
         inputs = tuple(found for role in Role if (found := self._input(role)) is not None)
         embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
-        self._refuse_others({found.tensor.name for found in inputs} | {*pairs, *state_pairs, *embeddings})
+        cross = read_cross_inputs(self._inputs, self._model_config)
+        self._refuse_others({found.tensor.name for found in inputs} | {*pairs, *state_pairs, *embeddings, *cross.names})
         if not embeddings and not any(found.role is Role.INPUT_IDS for found in inputs):
             raise ModelError(f"the decoder has no input 'input_ids'; it has {_listed(self._inputs)}")
         if not pairs and not state_pairs:
@@ -89,6 +102,7 @@ class _Reader:
             is_kv_in_place=obstacle is None,
             states=states,
             embeddings=embeddings,
+            cross=cross,
             notes=(*self._notes, *rounding_notes(self._graph.node)),
         )
 
@@ -115,8 +129,9 @@ class _Reader:
             kind = TensorProto.DataType.Name(tensor.elem_type)
             names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
             raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
-        if len(tensor.shape) not in ROLE_RANKS[role]:
-            ranks = " or ".join(map(str, ROLE_RANKS[role]))
+        accepted_ranks = (PACKED_RANKS if self._is_packed else ROLE_RANKS)[role]
+        if len(tensor.shape) not in accepted_ranks:
+            ranks = " or ".join(map(str, accepted_ranks))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
         return InputSpec(role, tensor)
 
@@ -157,6 +172,8 @@ class _Reader:
             return self._static_kv_tensor(tensor, present)
         if len(tensor.shape) != 4:
             raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
+        if self._is_packed:
+            return self._paged_kv_tensor(tensor, present)
         heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
@@ -179,6 +196,15 @@ class _Reader:
                 f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; a static cache is fixed"
             )
         return KvTensor(tensor.name, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
+
+    def _paged_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
+        """Blocks [blocks, positions, heads, size]."""
+        *_, heads, head_size = tensor.shape
+        if not isinstance(heads, int) or not isinstance(head_size, int):
+            raise ModelError(
+                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; heads and size are fixed"
+            )
+        return KvTensor(tensor.name, present, tensor.elem_type, heads, head_size, position_axis=1)
 
     def _state_tensor(self, past: str, present: str) -> StateTensor:
         tensor = self._inputs[past]
@@ -231,7 +257,7 @@ class _Reader:
         text_config = self._hf_config.get("text_config", self._hf_config)
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
-            "config.json": text_config.get("max_position_embeddings"),
+            "config.json": next((text_config[key] for key in _POSITIONS if text_config.get(key)), None),
             "the rows of the rotary cache": rotary_rows(self._graph),
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
@@ -249,7 +275,7 @@ class _Reader:
         if states:
             return f"'{states[0].past}' is a state, which must be kept as it was at every fork"
         for tensor in kv:
-            if tensor.capacity is not None:
+            if tensor.capacity is not None or self._is_packed:
                 continue
             node = self._attention.node(tensor.past)
             if node is None or node.op_type != "GroupQueryAttention":

@@ -127,17 +127,81 @@ class EmbeddingSpec:
     """Outputs to bind, each named as the decoder's input."""
 
 
+class SourceKind(str, Enum):
+    """What an encoder is given."""
+
+    TOKENS = "token ids"
+    FEATURES = "features"
+
+
+@dataclass(frozen=True)
+class CrossInputs:
+    """Inputs of an encoder-decoder's decoder that are the same on every run behind one source."""
+
+    states: tuple[TensorSpec, ...] = ()
+    """The encoder's hidden states [B, T, H]."""
+
+    masks: tuple[TensorSpec, ...] = ()
+    """1 for each of the encoder's positions [B, T]."""
+
+    kv: Mapping[str, TensorSpec] = field(default_factory=dict)
+    """KV of the attention to the encoder, by the name of the output that carries it elsewhere."""
+
+    def __bool__(self) -> bool:
+        return bool(self.states or self.masks or self.kv)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in (*self.states, *self.masks, *self.kv.values()))
+
+
+@dataclass(frozen=True)
+class FirstStepSpec:
+    """A graph that computes cross KV from the encoder's hidden states, and its inputs."""
+
+    outputs: Mapping[str, str]
+    """The decoder's input -> this graph's output."""
+
+    states: str
+    masks: tuple[TensorSpec, ...] = ()
+    tokens: tuple[TensorSpec, ...] = ()
+    """Token ids [B, S], whose shape it reads."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """How a source becomes the decoder's `CrossInputs`."""
+
+    kind: SourceKind
+    source: TensorSpec
+    """The encoder's input, [B, S] or [B, ...features]."""
+
+    mask: TensorSpec | None
+    """The encoder's input with a 1 for each token of the source."""
+
+    states: str
+    """The encoder's output of hidden states."""
+
+    outputs: Mapping[str, str]
+    """The decoder's input -> the encoder's output."""
+
+    masks: tuple[TensorSpec, ...] = ()
+    first_step: FirstStepSpec | None = None
+    unused: tuple[TensorSpec, ...] = ()
+    """Cross KV that nothing computes: the decoder does, from the hidden states; it is given none."""
+
+
 class Role(str, Enum):
     """What an input of the decoder carries. B rows, S new tokens of a row, W width of the mask."""
 
     INPUT_IDS = "input_ids"
-    """Token ids [B, S]."""
+    """Token ids [B, S], or [all new tokens] (paged)."""
 
     ATTENTION_MASK = "attention_mask"
     """1 for each position up to the row's last new token, [B, W]."""
 
     POSITION_IDS = "position_ids"
-    """Positions of the new tokens, [B, S], or [3, B, S] for multimodal rotary embeddings."""
+    """Positions of the new tokens, [B, S], [all new tokens] (paged), or [3, B, S] for multimodal rotary embeddings."""
 
     CACHE_POSITION = "cache_position"
     """Positions of the new tokens of the only row, [S]."""
@@ -153,6 +217,19 @@ class Role(str, Enum):
 
     VALID_LENGTHS = "nonpad_kv_seqlen"
     """Positions of each row after the step, [B]."""
+
+    BLOCK_TABLE = "block_table"
+    """Blocks of each row in a paged cache, [B, blocks]; the KV store fills it."""
+
+    CUMULATIVE_LENGTHS = "cumulative_sequence_lengths"
+    """Where each row's new tokens begin and the last one's end among all new tokens, [B + 1] (paged)."""
+
+    PAST_LENGTHS = "past_sequence_lengths"
+    """Positions of each row before the step, [B] (paged)."""
+
+    ATTENTION_BOUNDS = "attention_metadata"
+    """Upper bounds of new tokens and of positions of a row after the step, and a lower bound of the latter, [2] or [3]
+    (paged)."""
 
     USE_CACHE_BRANCH = "use_cache_branch"
     """Whether there is a past at all, bool [1] (merged decoders)."""
@@ -182,8 +259,16 @@ class DecoderSpec:
     embeddings: tuple[str, ...] = ()
     """Inputs that an embedding graph computes from the token ids."""
 
+    cross: CrossInputs = field(default_factory=CrossInputs)
+    """Inputs that an encoder gives; none in a decoder-only model."""
+
     notes: tuple[str, ...] = ()
     """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether the KV cache is made of blocks that a table assigns to rows."""
+        return any(found.role is Role.BLOCK_TABLE for found in self.inputs)
 
     @property
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:

@@ -1,4 +1,7 @@
-"""A runner that stores token ids where a real one stores keys and values, and an oracle that shares nothing."""
+"""A runner that stores token ids where a real one stores keys and values, and an oracle that shares nothing.
+
+Beside each token it notes the source behind which it was computed.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
-from olive_ext.engine.types import FinishReason, Generation, Request, Result
+from olive_ext.engine.types import FinishReason, Generation, Request, Result, Source
 
 VOCAB = 23
 GARBAGE = -7
 
 
-def logits_of(prefix: Sequence[int]) -> np.ndarray:
-    """A distribution that depends on every token of the prefix."""
-    seed = zlib.crc32(np.array(prefix, np.int64).tobytes())
+def logits_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
+    """A distribution that depends on every token of the prefix, and on the source."""
+    seed = zlib.crc32(np.array(prefix, np.int64).tobytes(), zlib.crc32(source.array.tobytes()) if source else 0)
     return np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 3
 
 
-def logprobs_of(prefix: Sequence[int]) -> np.ndarray:
-    logits_V = logits_of(prefix).astype(np.float64)
+def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
+    logits_V = logits_of(prefix, source).astype(np.float64)
     return logits_V - np.log(np.exp(logits_V).sum())
 
 
@@ -30,6 +33,7 @@ class FakeRunner:
 
     def __init__(self, num_slots: int, batching: Batching, context_length: int = 512, *, can_cut: bool = True) -> None:
         self.can_cut = can_cut
+        self.source_kind = None
         self._forks: list[set[int]] = []
         self._ends: list[int] = []
         self.num_slots = num_slots
@@ -39,34 +43,44 @@ class FakeRunner:
         self.host_bytes = 0
         self.steps: list[Step] = []
         self._kv: list[list[int]] = []
+        self._behind: list[list[Source | None]] = []
 
     def reserve(self, positions: int) -> None:
         if positions > self.capacity:
             self.capacity = positions
             self._kv = [[GARBAGE] * positions for _ in range(self.num_slots)]
+            self._behind = [[None] * positions for _ in range(self.num_slots)]
             self._forks = [{0} for _ in range(self.num_slots)]
             self._ends = [0] * self.num_slots
+
+    def check_source(self, source: Source | None) -> None:
+        """Takes requests with a source and without."""
 
     def run(self, step: Step) -> StepOutput:
         self.steps.append(step)
         self._check(step)
         for copy in step.copies:
-            self._kv[copy.target][: copy.length] = self._kv[copy.source][: copy.length]
+            for memory in (self._kv, self._behind):
+                memory[copy.target][: copy.length] = memory[copy.source][: copy.length]
             self._check_resumable(copy.source, copy.length)
             self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
         for row in step.rows:
             assert row.past + len(row.tokens) <= self.capacity
             self._advance(row)
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
-        prefixes = []
+            self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
+        prefixes, sources = [], []
         for head in step.heads:
             row = step.rows[head.row]
             prefixes.append(self._kv[row.slot][: row.past + head.offset + 1])
+            assert set(self._behind[row.slot][: row.past + head.offset + 1]) == {row.source}
+            sources.append(row.source)
+        of = list(zip(prefixes, sources, strict=True))
         assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
-            np.array([logprobs_of(prefixes[head])[token] for head, token in step.targets], np.float32),
-            np.array([logits_of(prefix).argmax() for prefix in prefixes], np.int64),
-            np.array([logits_of(prefixes[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
+            np.array([logprobs_of(*of[head])[token] for head, token in step.targets], np.float32),
+            np.array([logits_of(*prefix).argmax() for prefix in of], np.int64),
+            np.array([logits_of(*of[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
         )
 
     def _advance(self, row: Row) -> None:
@@ -89,9 +103,8 @@ class FakeRunner:
     def _check(self, step: Step) -> None:
         lengths = {len(row.tokens) for row in step.rows}
         slots = [row.slot for row in step.rows]
-        assert len(lengths) == 1
         assert 0 not in lengths
-        assert len(slots) == 1 or lengths == {1}
+        assert self.batching is Batching.PACKED or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
         if self.batching is Batching.SINGLE:
             assert len(slots) == 1
@@ -103,20 +116,20 @@ class FakeRunner:
 
 def oracle(request: Request) -> Result:
     """The result computed from the definition, one prefix at a time."""
-    tokens = list(request.tokens)
+    tokens, source = list(request.tokens), request.source
     first = len(tokens) - request.num_targets
-    logprobs = tuple(float(logprobs_of(tokens[:i])[tokens[i]]) for i in range(first, len(tokens)))
-    greedy = tuple(int(logits_of(tokens[:i]).argmax()) == tokens[i] for i in range(first, len(tokens)))
+    logprobs = tuple(float(logprobs_of(tokens[:i], source)[tokens[i]]) for i in range(first, len(tokens)))
+    greedy = tuple(int(logits_of(tokens[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))
     if request.generation is None:
         return Result(logprobs, greedy)
-    generated, reason = _generate(tokens, request.generation)
+    generated, reason = _generate(tokens, request.generation, source)
     return Result(logprobs, greedy, tuple(generated), reason)
 
 
-def _generate(tokens: list[int], generation: Generation) -> tuple[list[int], FinishReason]:
+def _generate(tokens: list[int], generation: Generation, source: Source | None) -> tuple[list[int], FinishReason]:
     generated: list[int] = []
     while len(generated) < generation.max_new_tokens:
-        token = int(logits_of(tokens + generated).argmax())
+        token = int(logits_of(tokens + generated, source).argmax())
         if token in generation.stop_ids:
             return generated, FinishReason.STOP_ID
         generated.append(token)

@@ -257,10 +257,8 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
     ("name", "reason"),
     [
         ("past_state_of_a_new_kind", "state whose output is not known"),
-        ("past_key_cross_0", "encoder-decoder"),
-        ("encoder_hidden_states", "encoder-decoder"),
-        ("past_key_values.0.encoder.key", "encoder-decoder"),
-        ("block_table", "paged KV cache"),
+        ("encoder_lengths", "encoder-decoder"),
+        ("block_table_windowed", "paged KV cache"),
         ("total_sequence_length", "lengths in place of an attention mask"),
     ],
 )
@@ -344,6 +342,19 @@ def test_embedding_graph_is_refused_when_an_output_is_missing_or_an_input_not_un
         read_embedding(_embedding(), ["inputs_embeds", "per_layer_inputs"])
     with pytest.raises(ModelError, match=r"embedding graph's input 'gate' .* is not understood"):
         read_embedding(_embedding([("gate", FLOAT, [1])]), ["inputs_embeds"])
+
+
+def test_paged_cache_is_in_place_and_its_inputs_have_roles():
+    packed = [("input_ids", INT64, ["N"]), ("block_table", INT32, ["B", "M"])]
+    packed += [("cumulative_sequence_lengths", INT32, ["B + 1"]), ("past_sequence_lengths", INT32, ["B"])]
+    blocks = [(f"past_key_values.0.{part}", FLOAT, ["blocks", "size", 2, 16]) for part in ("key", "value")]
+    results = [(f"present.0.{part}", FLOAT, ["blocks", "size", 2, 16]) for part in ("key", "value")]
+    spec = read_spec(model(layers=[], tokens=packed, extra=blocks, outputs=[LOGITS, *results]), GENAI_CONFIG)
+    assert [(tensor.heads, tensor.head_size) for tensor in spec.kv] == [(2, 16), (2, 16)]
+    assert spec.is_paged
+    assert spec.is_kv_in_place
+    roles = [Role.INPUT_IDS, Role.BLOCK_TABLE, Role.CUMULATIVE_LENGTHS, Role.PAST_LENGTHS]
+    assert [found.role for found in spec.inputs] == roles
 
 
 def test_lengths_in_place_of_a_mask_are_inputs_of_their_own():
