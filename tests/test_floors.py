@@ -36,10 +36,7 @@ DOORS = {
         "olive_ext.engine.embedding",
         "olive_ext.engine.feed",
         "olive_ext.engine.kv*",
-        "olive_ext.engine.open",
-        "olive_ext.engine.head",
-        "olive_ext.engine.embedding",
-        "olive_ext.engine.feed",
+        "olive_ext.engine.encoder",
         "olive_ext.engine.open",
     ],
     "onnxruntime_genai": ["olive_ext.engine.genai_open"],
@@ -52,7 +49,9 @@ DOORS = {
         "olive_ext.graph.*",
         "olive_ext.model.spec",
         "olive_ext.model.attention",
+        "olive_ext.model.encoder",
         "olive_ext.model.locate",
+        "olive_ext.model.rounding",
     ],
 }
 

@@ -13,6 +13,7 @@ from olive_ext.engine.sequence import Answer
 from olive_ext.engine.step import Runner
 from olive_ext.engine.types import Request, Result
 from olive_ext.errors import OliveExtError, RunError
+from olive_ext.model.types import SourceKind
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
@@ -37,6 +38,11 @@ class Engine:
     def host_bytes(self) -> int:
         """Bytes that have crossed from the device to the host."""
         return self._runner.host_bytes
+
+    @property
+    def source_kind(self) -> SourceKind | None:
+        """What the encoder of an encoder-decoder takes; None where there is none."""
+        return self._runner.source_kind
 
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
         """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete."""
@@ -87,6 +93,7 @@ class Engine:
     def _admit_all(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         for key, request in items:
             _check(key, request, self.context_length)
+            self._runner.check_source(request.source)
         before = self._runner.capacity
         self._runner.reserve(_positions(items))
         if self._runner.capacity != before:

@@ -13,6 +13,7 @@ import numpy as np
 
 from olive_ext.engine.genai_traits import Continues, Generator, Traits, feed
 from olive_ext.engine.step import Batching, FloatArray, Step, StepOutput
+from olive_ext.engine.types import Source, refuse_source
 from olive_ext.errors import RunError
 
 CAPACITY_STEP = 64
@@ -46,6 +47,7 @@ class GenaiRunner:
 
     batching = Batching.SINGLE
     num_slots = 1
+    source_kind = None
 
     def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
         self.capacity = 0
@@ -64,6 +66,9 @@ class GenaiRunner:
     @property
     def context_length(self) -> int:
         return self._model.context_length
+
+    def check_source(self, source: Source | None) -> None:
+        refuse_source(source)
 
     def reserve(self, positions: int) -> None:
         """Makes room for `positions` (rounded up), at least twice what there was; never shrinks it."""

@@ -1,7 +1,8 @@
 """Requests -> sequences: every distinct prefix is computed once.
 
-The inputs are sorted by their tokens. A score that is wanted inside the prefix shared with earlier inputs is read
-where that prefix is first computed. What is left, `distinct` tokens, is the number of nodes of the prefix tree.
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score that is
+wanted inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
+`distinct` tokens, is the number of nodes of the prefix tree.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olive_ext.engine.sequence import Answer, Read, Sequence, TokenArray
-from olive_ext.engine.types import Request
+from olive_ext.engine.types import Request, Source
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,18 @@ class Plan:
 
 def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
     """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it."""
-    items = sorted((_input_key(request), order, key, request) for order, (key, request) in enumerate(requests))
+    items = sorted(
+        (source_key(request.source), _input_key(request), order, key, request)
+        for order, (key, request) in enumerate(requests)
+    )
     sequences: list[Sequence] = []
     owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
     previous: TokenArray = np.empty(0, np.int32)
+    previous_source = ""
     naive = distinct = 0
-    for sort_key, _, key, request in items:
+    for source, sort_key, _, key, request in items:
         tokens = np.frombuffer(sort_key, ">u4").astype(np.int32)
-        shared = common_prefix(previous, tokens)
+        shared = common_prefix(previous, tokens) if source == previous_source else 0
         naive += len(tokens)
         distinct += len(tokens) - shared
         while owners and owners[-1][0] > shared:
@@ -51,8 +56,13 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
             if len(tokens) > shared:
                 owners.append((len(tokens), sequence))
         _place_reads(request, answer, owners)
-        previous = tokens
+        previous, previous_source = tokens, source
     return Plan(tuple(sequences), naive, distinct)
+
+
+def source_key(source: Source | None) -> str:
+    """What tells sources apart; empty where there is none."""
+    return "" if source is None else source.key
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:
@@ -72,11 +82,11 @@ def _input_key(request: Request) -> bytes:
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
     generation = request.generation
     if generation is None:
-        return Sequence(tokens, len(tokens))
+        return Sequence(tokens, len(tokens), source=request.source)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng)
+    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=request.source)
 
 
 def _place_fork(length: int, owners: list[tuple[int, Sequence]]) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.embedding import Embedding
+from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head
 from olive_ext.engine.inputs import compute_inputs
 from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.types import Source, refuse_source
 from olive_ext.errors import RunError
-from olive_ext.model.types import DecoderSpec
+from olive_ext.model.types import DecoderSpec, SourceKind
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
@@ -32,8 +34,10 @@ class OrtRunner:
         facts: Mapping[str, Any],
         device: Device,
         embedding: Embedding | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._embedding = embedding
+        self._encoder = encoder
         self._feed = Feed(session, device)
         self._facts = facts
         self._session = session
@@ -43,7 +47,8 @@ class OrtRunner:
 
     @property
     def batching(self) -> Batching:
-        return self._kv.batching
+        # Rows of one step may have different sources, and their lengths differ.
+        return self._kv.batching if self._encoder is None else Batching.SINGLE
 
     @property
     def can_cut(self) -> bool:
@@ -65,6 +70,17 @@ class OrtRunner:
     def host_bytes(self) -> int:
         """Bytes of outputs that have been read on the host."""
         return self._head.host_bytes
+
+    @property
+    def source_kind(self) -> SourceKind | None:
+        return self._encoder.kind if self._encoder is not None else None
+
+    def check_source(self, source: Source | None) -> None:
+        """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
+        if self._encoder is None:
+            refuse_source(source)
+        else:
+            self._encoder.check(source)
 
     def reserve(self, positions: int) -> None:
         """Grows the slots to `positions` (rounded up), at least doubling; never shrinks them."""
@@ -98,10 +114,13 @@ class OrtRunner:
             "batching": self.batching.value,
             **self._kv.describe(),
             **self._head.describe(),
+            **(self._encoder.describe() if self._encoder is not None else {}),
         }
 
     def close(self) -> None:
         self._kv.close()
+        if self._encoder is not None:
+            self._encoder.close()
 
     def _run(self, step: Step) -> StepOutput:
         binding = self._kv.bind(step.rows)
@@ -109,6 +128,8 @@ class OrtRunner:
             self._feed.bind(binding, name, array)
         if self._embedding is not None:
             self._embedding.bind(step.rows, binding)
+        if self._encoder is not None:
+            self._encoder.bind(step.rows[0].source, binding)
         self._head.bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs()

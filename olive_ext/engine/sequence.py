@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.types import FinishReason, Generation, Result
+from olive_ext.engine.types import FinishReason, Generation, Result, Source
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -68,6 +68,7 @@ class Sequence:
     generation: Generation | None = None
     answer: Answer | None = None
     rng: np.random.Generator | None = None
+    source: Source | None = None
     slot: int = -1
     computed: int = 0
 

@@ -35,6 +35,7 @@ class Slots:
         self._can_cut = can_cut
         self._forks: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
+        self._sources = [""] * num_slots
         self._lengths = [0] * num_slots
         self._released = [0] * num_slots
         self._clock = 0
@@ -54,19 +55,26 @@ class Slots:
     def is_busy(self, slot: int) -> bool:
         return slot in self._busy
 
-    def take(self, tokens: TokenArray, limit: int) -> Taken:
-        """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one."""
-        shared = [self._reusable(slot, tokens[:limit]) for slot in range(self.num_slots)]
+    def take(self, tokens: TokenArray, limit: int, source: str = "") -> Taken:
+        """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one.
+
+        What is resident behind another `source` (its key) is not shared.
+        """
+        shared = [
+            self._reusable(slot, tokens[:limit]) if self._sources[slot] == source else 0
+            for slot in range(self.num_slots)
+        ]
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         slot = min(free, key=lambda s: (-shared[s], self._released[s], s))
-        source = max(self._busy, key=lambda s: shared[s], default=slot)
+        giver = max(self._busy, key=lambda s: shared[s], default=slot)
         copy = None
-        if shared[source] >= shared[slot] + MIN_COPY:
-            copy = Copy(source, slot, shared[source])
-        length = shared[source] if copy else shared[slot]
+        if shared[giver] >= shared[slot] + MIN_COPY:
+            copy = Copy(giver, slot, shared[giver])
+        length = shared[giver] if copy else shared[slot]
         self._forks[slot] = [length] if copy else [fork for fork in self._forks[slot] if fork <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
         self._lengths[slot] = length
+        self._sources[slot] = source
         self._busy.add(slot)
         return Taken(slot, length, copy)
 

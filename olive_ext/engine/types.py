@@ -5,9 +5,14 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from olive_ext.errors import OliveExtError
 
@@ -43,12 +48,41 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What an encoder is given: token ids [S] (integers), or features without a batch axis (floating point).
+
+    Two are equal when their content is.
+    """
+
+    array: npt.NDArray[Any] = field(compare=False)
+    key: str = field(init=False)
+    """Digest of type, shape and content."""
+
+    def __post_init__(self) -> None:
+        content = np.ascontiguousarray(self.array)
+        digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
+        digest.update(content.tobytes())
+        object.__setattr__(self, "array", content)
+        object.__setattr__(self, "key", digest.hexdigest())
+
+
+def refuse_source(source: Source | None) -> None:
+    """Raises for a source that is meant for a model without an encoder."""
+    if source is not None:
+        raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
+
+
+@dataclass(frozen=True)
 class Request:
-    """`tokens`, of which the last `num_targets` are scored, and what to generate behind them (nothing when None)."""
+    """`tokens`, of which the last `num_targets` are scored, and what to generate behind them (nothing when None).
+
+    `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`.
+    """
 
     tokens: tuple[int, ...]
     num_targets: int = 0
     generation: Generation | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_targets < max(1, len(self.tokens)):

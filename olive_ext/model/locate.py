@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from olive_ext.errors import ModelError
+from olive_ext.model.companions import find_companions, pick_with_past
 from olive_ext.model.folders import (
     GENAI_CONFIG,
     OLIVE_RECORD,
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     import onnx
 
 _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-
-
-COMPANIONS = ("embedding",)
-"""Sections of genai_config.json whose graph evaluating text needs beside the decoder."""
 
 
 def locate(
@@ -60,7 +57,8 @@ def locate(
         decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
     )
     directory = config_file.parent if config_file else decoder.parent
-    companions, companion_rules = _find_companions(directory, genai_config)
+    companions = find_companions(decoder, directory, genai_config)
+    companion_rules = {part: found_by for part, (_, found_by) in companions.items()}
     hf_file = next(
         (file for file in (decoder.parent / "config.json", directory / "config.json") if file.is_file()), None
     )
@@ -73,24 +71,8 @@ def locate(
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule, **companion_rules},
         weights=weights,
         pipeline=tuple(stages),
-        companions=companions,
+        companions={part: GraphFiles(graph, _weights(graph)) for part, (graph, _) in companions.items()},
     )
-
-
-def _find_companions(directory: Path, genai_config: Mapping[str, Any]) -> tuple[dict[str, GraphFiles], dict[str, str]]:
-    """The graphs beside the decoder that genai_config.json names, and the rule for each. Those for images and sound
-    are left alone: text does not need them."""
-    found, rules = {}, {}
-    for part in COMPANIONS:
-        name = genai_config.get("model", {}).get(part, {}).get("filename")
-        if not name:
-            continue
-        graph = directory / name
-        if not graph.is_file():
-            raise ModelError(f"genai_config.json names '{name}' for model.{part}.filename; '{graph}' does not exist")
-        found[part] = GraphFiles(graph, _weights(graph))
-        rules[part] = f"genai_config.json's model.{part}.filename"
-    return found, rules
 
 
 def _weights(graph: Path) -> tuple[Path, ...]:
@@ -230,6 +212,8 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
     decoders = [graph for graph in graphs if _returns_logits(graph)]
     if not decoders:
         raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
+    if picked := pick_with_past(decoders):
+        return picked
     if len(decoders) > 1:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
         raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one")

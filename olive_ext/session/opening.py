@@ -12,6 +12,7 @@ from olive_ext.config import EngineConfig, Strict
 from olive_ext.config.base import PositiveInt
 from olive_ext.config.evaluation import BatchSize, ProviderOptions, ProviderRequest
 from olive_ext.session.session import Session
+from olive_ext.text.source import Encoding, read_start
 from olive_ext.text.stopping import read_stop_ids
 from olive_ext.text.tokenizer import load_tokenizer
 
@@ -76,6 +77,7 @@ def _open(settings: _Settings) -> Session:
     # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.
     from olive_ext.engine.open import open_engine
     from olive_ext.model import check_distributions, locate, register_libraries, resolve_providers
+    from olive_ext.model.types import SourceKind
 
     check_distributions()
     files = locate(settings.model, onnx_file_name=settings.onnx_file_name, tokenizer=settings.tokenizer)
@@ -98,9 +100,13 @@ def _open(settings: _Settings) -> Session:
         batch_size=settings.batch_size if isinstance(settings.batch_size, int) else None,
         allow_cpu_fallback=settings.allow_cpu_fallback,
     )
+    encoding = None
+    if engine.source_kind is not None:
+        start = read_start(files.directory, files.genai_config)
+        encoding = Encoding(engine.source_kind is SourceKind.FEATURES, start)
     facts = {
         "model": str(files.decoder),
         "tokenizer": files.tokenizer,
         "stop_ids": sorted(stop_ids),
     }
-    return Session(engine, tokenizer, stop_ids=stop_ids, facts=facts)
+    return Session(engine, tokenizer, stop_ids=stop_ids, facts=facts, encoding=encoding)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from olive_ext.engine.types import Request, Result
-from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.session.batch import Batch
 from olive_ext.session.turns import Turns
 from olive_ext.text.convert import Converted, convert_generation, convert_rolling, convert_scoring
@@ -30,6 +30,7 @@ from olive_ext.text.requests import (
     ScoringRequest,
     Text,
 )
+from olive_ext.text.source import Encoding
 from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Session:
     """One open model. Safe to use from several threads: calls take turns.
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
+    With `encoding` the model is an encoder-decoder, and every request has a `source`.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -76,8 +78,10 @@ class Session:
         *,
         stop_ids: Iterable[int] | None = None,
         facts: Mapping[str, Any] | None = None,
+        encoding: Encoding | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.encoding = encoding
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
         self._engine = engine
@@ -227,16 +231,18 @@ class Session:
 
     def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
         request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding)
 
     def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, ScoringRequest):
             if not isinstance(asked, (tuple, list)) or len(asked) != 2:
                 raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
             asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length)
+        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding)
 
     def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
+        if self.encoding is not None:
+            raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
         request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
         return convert_rolling(self.tokenizer, request, self.max_length)
 

@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from olive_ext.engine.types import Generation, Request, Result, Sampling
-from olive_ext.errors import TaskError
+from olive_ext.engine.types import Generation, Request, Result, Sampling, Source
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
+    Prompt,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
     ScoringRequest,
 )
+from olive_ext.text.source import Encoding, make_source
 from olive_ext.text.stopping import StopChecker
 from olive_ext.text.tokenizer import Tokenizer
 from olive_ext.text.windows import fit_prompt, target_windows
@@ -49,11 +51,29 @@ def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest) -> list[int]
     return [item for item in prompt if isinstance(item, int)]
 
 
+def decoder_tokens(tokenizer: Tokenizer, said: Prompt, encoding: Encoding) -> list[int]:
+    """What an encoder-decoder's decoder begins with: ids as they are, a text behind the decoder's first tokens."""
+    if isinstance(said, str):
+        return encoding.begin() + (tokenizer.encode_answer(said) if said else [])
+    if not all(isinstance(item, int) for item in said):
+        raise ConfigError("an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'")
+    return [item for item in said if isinstance(item, int)] or encoding.begin()
+
+
 def convert_generation(
-    tokenizer: Tokenizer, request: GenerationRequest, stop_ids: frozenset[int], max_length: int
+    tokenizer: Tokenizer,
+    request: GenerationRequest,
+    stop_ids: frozenset[int],
+    max_length: int,
+    encoding: Encoding | None = None,
 ) -> Converted[GenerationOutput]:
-    """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt."""
-    tokens = prompt_tokens(tokenizer, request)
+    """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or too much."""
+    source = make_source(tokenizer, request.source, encoding, max_length)
+    tokens = (
+        decoder_tokens(tokenizer, request.prompt, encoding)
+        if encoding is not None
+        else prompt_tokens(tokenizer, request)
+    )
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     checker = StopChecker(tokenizer, request.stop)
     generation = Generation(
@@ -67,7 +87,7 @@ def convert_generation(
         (result,) = results
         return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason)
 
-    return Converted((Request(kept, generation=generation),), output, len(kept) < len(tokens))
+    return Converted((Request(kept, generation=generation, source=source),), output, len(kept) < len(tokens))
 
 
 def scoring_tokens(tokenizer: Tokenizer, request: ScoringRequest) -> tuple[list[int], list[int]]:
@@ -82,10 +102,25 @@ def scoring_tokens(tokenizer: Tokenizer, request: ScoringRequest) -> tuple[list[
     return (context_ids, target_ids) if context_ids else tokenizer.behind_prefix(target_ids)
 
 
-def convert_scoring(tokenizer: Tokenizer, request: ScoringRequest, max_length: int) -> Converted[ScoringOutput]:
-    context, target = scoring_tokens(tokenizer, request)
+def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
+    """(context, target) of an encoder-decoder's decoder, each encoded alone."""
+    target = request.target
+    target_ids = tokenizer.encode_answer(target) if isinstance(target, str) else list(target)
+    if not target_ids:
+        raise TaskError("the target has no tokens: there is nothing to score")
+    return decoder_tokens(tokenizer, request.context, encoding), target_ids
+
+
+def convert_scoring(
+    tokenizer: Tokenizer, request: ScoringRequest, max_length: int, encoding: Encoding | None = None
+) -> Converted[ScoringOutput]:
+    """Raises `ConfigError` where a source is missing or too much."""
+    source = make_source(tokenizer, request.source, encoding, max_length)
+    context, target = (
+        answer_tokens(tokenizer, request, encoding) if encoding is not None else scoring_tokens(tokenizer, request)
+    )
     is_truncated = len(context) + len(target) > max_length + 1
-    return Converted(_window_requests(context, target, max_length), _scoring_output, is_truncated)
+    return Converted(_window_requests(context, target, max_length, source), _scoring_output, is_truncated)
 
 
 def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: int) -> Converted[RollingOutput]:
@@ -96,9 +131,11 @@ def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: i
     return Converted(_window_requests([prefix], target, max_length), _rolling_output)
 
 
-def _window_requests(context: Sequence[int], target: Sequence[int], max_length: int) -> tuple[Request, ...]:
+def _window_requests(
+    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None
+) -> tuple[Request, ...]:
     windows = target_windows(context, target, max_length)
-    return tuple(Request(window.tokens, window.num_targets) for window in windows)
+    return tuple(Request(window.tokens, window.num_targets, source=source) for window in windows)
 
 
 def _scoring_output(results: Sequence[Result]) -> ScoringOutput:

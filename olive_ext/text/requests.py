@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from olive_ext.engine.types import FinishReason
 from olive_ext.errors import ConfigError
+from olive_ext.text.source import Asked
 
 Text: TypeAlias = str | Sequence[int]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -22,8 +25,11 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class GenerationRequest:
     """A prompt and how to continue it. The defaults are greedy."""
 
-    prompt: Prompt
-    """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token."""
+    prompt: Prompt = ""
+    """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token.
+
+    Of an encoder-decoder it is what the decoder has said already: text behind its first tokens, or all as ids.
+    """
 
     max_new_tokens: int = 256
     stop: str | Sequence[str] = ()
@@ -39,7 +45,11 @@ class GenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """For chat messages: variables of the template, e.g. {"enable_thinking": False}."""
 
+    source: Asked | None = None
+    """For the encoder of an encoder-decoder: text, token ids, or an array of features (Whisper: [80, 3000])."""
+
     def __post_init__(self) -> None:
+        _set(self, "source", _source(self.source))
         _set(self, "prompt", _prompt(self.prompt))
         _set(self, "stop", _stop(self.stop))
         _at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -53,14 +63,18 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """How likely `target` is behind `context`. An empty context stands for the prefix token (BOS, else EOS)."""
+    """How likely `target` is behind `context`. An empty context stands for the prefix token (BOS, else EOS); of an
+    encoder-decoder for the decoder's first tokens."""
 
     context: Text
     target: Text
+    source: Asked | None = None
+    """As in `GenerationRequest`."""
 
     def __post_init__(self) -> None:
         _set(self, "context", _text("context", self.context))
         _set(self, "target", _text("target", self.target))
+        _set(self, "source", _source(self.source))
         if not self.target:
             raise ConfigError("'target' is empty: there is nothing to score")
 
@@ -133,6 +147,12 @@ def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
 
 def _text(name: str, value: Any) -> Text:
     return value if isinstance(value, str) else _ids(name, value)
+
+
+def _source(value: Any) -> Asked | None:
+    if value is None or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+        return value
+    return _text("source", value)
 
 
 def _prompt(value: Any) -> Prompt:

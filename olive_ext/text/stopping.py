@@ -26,7 +26,7 @@ def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[s
     genai_config.json, then generation_config.json and config.json in `directory`. Each may hold one id or a list.
     """
     own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    sections = [genai_config.get("model", {}), *_read_configs(directory)]
+    sections = [genai_config.get("model", {}), *read_configs(directory)]
     for section in sections:
         named = section.get("eos_token_id")
         if named is not None:
@@ -34,7 +34,8 @@ def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[s
     return frozenset(own)
 
 
-def _read_configs(directory: Path) -> list[dict[str, Any]]:
+def read_configs(directory: Path) -> list[dict[str, Any]]:
+    """generation_config.json and config.json in `directory`, those that are there."""
     configs = []
     for name in ("generation_config.json", "config.json"):
         path = directory / name

@@ -88,6 +88,11 @@ class Tokenizer:
         bos_id = self.bos_token_id
         return [bos_id, *ids] if forces_bos and bos_id is not None and ids[:1] != [bos_id] else ids
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of what an encoder-decoder's decoder writes, without special tokens: some tokenizers (Marian's)
+        have a vocabulary of their own for it."""
+        return list(self.hf(text_target=text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.step import Batching
-from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling
+from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
 
 TOKENS = st.integers(0, 3)
+SOURCES = [None, *(Source(np.array([number, 5, 9])) for number in range(3))]
 STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=4)
 
 
 @st.composite
 def _requests(draw: st.DrawFn) -> list[Request]:
     stems = draw(STEMS)
+    sources = SOURCES[: draw(st.integers(1, len(SOURCES)))]
     requests = []
     for _ in range(draw(st.integers(0, 12))):
         tokens = tuple(draw(st.sampled_from(stems)) + draw(st.lists(TOKENS, max_size=8)))
@@ -31,7 +34,7 @@ def _requests(draw: st.DrawFn) -> list[Request]:
             limit = draw(st.integers(1, 9))
             is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
             generation = Generation(draw(st.integers(1, 9)), stop_ids, is_finished=is_finished)
-        requests.append(Request(tokens, num_targets, generation))
+        requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
     return requests
 
 
@@ -77,10 +80,14 @@ def test_run_continuous_equals_oracle_under_the_callers_keys(
 @settings(max_examples=500, deadline=None)
 @given(requests=_requests(), chunk_size=st.integers(1, 40), num_slots=st.integers(1, 8))
 def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, num_slots: int) -> None:
-    scored = [Request(request.tokens, request.num_targets) for request in requests if request.num_targets]
+    scored = [
+        Request(request.tokens, request.num_targets, source=request.source)
+        for request in requests
+        if request.num_targets
+    ]
     engine = Engine(FakeRunner(num_slots, Batching.RANGE), chunk_size)
     engine.run(scored)
-    inputs = {request.tokens[:end] for request in scored for end in range(1, len(request.tokens))}
+    inputs = {(request.source, request.tokens[:end]) for request in scored for end in range(1, len(request.tokens))}
     assert engine.counters.tokens_distinct == len(inputs)
     assert engine.counters.tokens_fed == len(inputs)
     assert engine.counters.tokens_naive == sum(len(request.tokens) - 1 for request in scored)
@@ -120,6 +127,23 @@ def test_later_call_reuses_what_an_earlier_one_left_resident() -> None:
     engine.run([Request((*stem, 3, 2), 1)])
     assert engine.counters.tokens_fed == 21 + 1
     assert engine.counters.prefix_hits == 1
+
+
+def test_prefix_is_reused_behind_the_same_source_and_fed_again_behind_another() -> None:
+    engine = Engine(FakeRunner(3, Batching.SINGLE), 256)
+    stem = tuple(range(20))
+    engine.run([Request((*stem, 1, 2), 1, source=SOURCES[1])])
+    engine.run([Request((*stem, 3, 2), 1, source=SOURCES[2])])
+    assert (engine.counters.tokens_fed, engine.counters.prefix_hits) == (21 + 21, 0)
+    engine.run([Request((*stem, 3, 2), 1, source=Source(SOURCES[1].array.copy()))])
+    assert (engine.counters.tokens_fed, engine.counters.prefix_hits) == (21 + 21 + 1, 1)
+
+
+def test_source_is_the_same_by_type_shape_and_content() -> None:
+    ids = np.arange(6)
+    assert Source(ids) == Source(ids.copy())
+    others = [ids + 1, ids.reshape(2, 3), ids.astype(np.float32), ids[:5]]
+    assert len({Source(array) for array in (ids, *others)}) == 5
 
 
 def test_generations_with_a_shared_prompt_copy_it_between_slots() -> None:

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,10 @@ class OrtLM(CompletePairs):
         self._arguments = given
         self._owns_session = session is None
         self._session: Session | None = session or open_session(str(given.pretrained), **given.opening())
+        self._encoding = self._session.encoding
+        if self._encoding is not None:
+            self._refuse_features()
+            self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -69,6 +73,15 @@ class OrtLM(CompletePairs):
         if self._session is None:
             raise SessionError("the model is closed: open it again")
         return self._session
+
+    def _refuse_features(self) -> None:
+        if self._encoding is not None and self._encoding.takes_features:
+            model = self.session.describe_execution().get("model")
+            self.close()
+            raise TaskError(
+                f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
+                "through olive_ext.open(...)"
+            )
 
     def close(self) -> None:
         """Lets the session go, and closes it where this model opened it. May be called again."""
@@ -149,7 +162,7 @@ class OrtLM(CompletePairs):
         """Answers (key, context ids, target ids); a key of None is not cached."""
         answers = [_CERTAIN] * len(requests)
         scored = [index for index, (_, _, target) in enumerate(requests) if target]
-        asked = [ScoringRequest(requests[index][1], requests[index][2]) for index in scored]
+        asked = [self._scoring(*requests[index][1:]) for index in scored]
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, answer: Answer) -> None:
@@ -164,6 +177,10 @@ class OrtLM(CompletePairs):
                 asked, on_result=lambda at, output: keep(scored[at], (output.logprob, output.is_greedy))
             )
         return answers
+
+    def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
+        """As in HFLM an encoder-decoder's context goes to the encoder, and the target alone to the decoder."""
+        return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability in nats of each whole text, of which every token is scored once."""
@@ -214,7 +231,10 @@ class OrtLM(CompletePairs):
             if (key, repeat) not in wanted:
                 prompt = self.tok_encode(context) or [self.prefix_token_id]
                 stops = self._thinking.stops(settings.until)
-                wanted[key, repeat] = _Wanted(settings, settings.request(prompt, self.max_length, repeat, stops), [])
+                asked = settings.request(prompt, self.max_length, repeat, stops)
+                if self._encoding is not None:
+                    asked = replace(asked, prompt="", source=prompt)
+                wanted[key, repeat] = _Wanted(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
 
