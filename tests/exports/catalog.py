@@ -24,7 +24,7 @@ class Recipe:
     dtype: str = "fp32"
     """Of weights and computation: fp32, fp16, bf16, int4, int8."""
     kv_dtype: str = ""
-    """Of the cache, where that is another."""
+    """Of the cache, where it is quantized."""
     not_on_cpu: str = ""
     """Why ONNX Runtime's CPU provider cannot run it; empty where it can."""
     differs: str = ""
@@ -51,6 +51,7 @@ class Export:
 GENAI_14, GENAI_18 = "0.14.1", "0.18.0"
 _NO_PAGED = "PagedAttention has no CPU kernel"
 _NO_BF16 = "MatMul has no bfloat16 CPU kernel"
+_NO_NORMS = "GroupQueryAttention on the CPU refuses norms of Q and K"
 _NO_FP8 = "GroupQueryAttention has no CPU kernel for an fp8 cache"
 
 
@@ -101,15 +102,16 @@ CATALOG: dict[str, Recipe] = {
     "llama-genai-0.18-int8": _genai("llama", GENAI_18, "int8"),
     "llama-genai-0.18-int4-qdq": _genai("llama", GENAI_18, "int4", "cpu", "use_qdq=true"),
     "llama-genai-0.18-fp16-cpu": _genai("llama", GENAI_18, "fp16"),
-    "llama-genai-0.18-fp32-cuda": _genai("llama", GENAI_18, "fp32", "cuda"),
     "llama-genai-0.18-fp32-webgpu": _genai("llama", GENAI_18, "fp32", "webgpu", "use_webgpu_fp32=true"),
     "llama-genai-0.18-embeds": _genai("llama", GENAI_18, "fp32", "cpu", "exclude_embeds=true"),
     "llama-genai-0.18-pruned": _genai("llama", GENAI_18, "fp32", "cpu", "prune_lm_head=true"),
     "llama-genai-0.18-hidden": _genai("llama", GENAI_18, "fp32", "cpu", "include_hidden_states=true"),
     "qwen3-genai-0.14-fp16-cuda": _genai("qwen3", GENAI_14, "fp16", "cuda"),
-    "qwen3-genai-0.18-fp16-cuda": _genai("qwen3", GENAI_18, "fp16", "cuda"),
+    "qwen3-genai-0.18-fp16-cuda": _genai("qwen3", GENAI_18, "fp16", "cuda", not_on_cpu=_NO_NORMS),
+    "llama-genai-0.18-fp16-cuda": _genai("llama", GENAI_18, "fp16", "cuda"),
     "qwen3-genai-0.18-bf16-cuda": _genai("qwen3", GENAI_18, "bf16", "cuda", not_on_cpu=_NO_BF16),
-    "qwen3-genai-0.18-fp16-webgpu": _genai("qwen3", GENAI_18, "fp16", "webgpu"),
+    "qwen3-genai-0.18-fp16-webgpu": _genai("qwen3", GENAI_18, "fp16", "webgpu", not_on_cpu=_NO_NORMS),
+    "llama-genai-0.18-fp16-webgpu": _genai("llama", GENAI_18, "fp16", "webgpu"),
     "llama-genai-0.18-kv8": _genai(
         "llama", GENAI_18, "fp32", "cpu", "kv_cache_quant_scheme=int8_per_channel", kv_dtype="int8"
     ),
@@ -156,7 +158,7 @@ def export(name: str) -> Export:
         recipe.family,
         recipe.exporter,
         recipe.dtype,
-        recipe.kv_dtype or recipe.dtype,
+        recipe.kv_dtype or ("fp32" if recipe.dtype.startswith("int") else recipe.dtype),
         recipe.not_on_cpu,
         recipe.differs,
     )

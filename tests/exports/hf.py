@@ -317,7 +317,9 @@ FAMILIES = {
             "num_layers": 2,
             "num_heads": 4,
             "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,
+            "n_positions": CONTEXT,
+            # Untied, transformers 4 and 5 read a configuration of the other's differently: whether outputs are scaled.
+            "tie_word_embeddings": True,
             "pad_token_id": 0,
             "eos_token_id": 1,
             "decoder_start_token_id": 0,

@@ -118,8 +118,7 @@ def _size(dimension: int | str, at: int, name: str, export: Export) -> int:
         return dimension
     if dimension == "kv_cache_dim":
         config = json.loads((export.path / "genai_config.json").read_text(encoding="utf-8"))
-        head_size = config["model"]["decoder"]["head_size"]
-        return int(head_size) // 2 if export.kv_dtype == "int4" else int(head_size)
+        return int(config["model"]["decoder"]["head_size"])
     if at == 0:
         return 0 if "image" in name else 1
     return _CAPACITY if dimension in ("past_sliding_length", "max_seq_len") else 0

@@ -50,7 +50,7 @@ def test_export_computes_what_its_source_computes(name: str) -> None:
 
 def _check_that_the_cpu_refuses(made: Export) -> None:
     """The reason given still holds, and the file is a graph all the same."""
-    graph = made.path / "model.onnx"
-    assert onnx.load(graph, load_external_data=False).graph.node
-    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented):
-        onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    assert onnx.load(made.path / "model.onnx", load_external_data=False).graph.node
+    refusals = onnxruntime.capi.onnxruntime_pybind11_state
+    with pytest.raises((refusals.NotImplemented, refusals.InvalidArgument)):
+        plain_logits(made, TOKENS)
