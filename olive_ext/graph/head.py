@@ -89,7 +89,8 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
     rank = len(logits.type.tensor_type.shape.dim) if logits.type.tensor_type.HasField("shape") else 3
     if rank not in (2, 3):
         raise ModelError(
-            f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary], or [tokens, vocabulary]"
+            f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary] or "
+            "[tokens, vocabulary]"
         )
     if (rank == 3 and _static_dim(logits, 1) == 1) or _is_cut_to_last(model.graph, logits_name):
         raise ModelError(
