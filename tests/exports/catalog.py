@@ -29,6 +29,8 @@ class Recipe:
     """Why ONNX Runtime's CPU provider cannot run it; empty where it can."""
     differs: str = ""
     """Why it does not compute what its source computes; empty where it does."""
+    one_token: bool = False
+    """The graph takes one token a run, although the length of its input is symbolic."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Export:
     kv_dtype: str
     not_on_cpu: str
     differs: str
+    one_token: bool
 
 
 GENAI_14, GENAI_18 = "0.14.1", "0.18.0"
@@ -73,13 +76,20 @@ def _genai(
     )
 
 
-def _mobius(family: str, dtype: str = "fp32", static_cache: int = 0, provider: str = "default") -> Recipe:
+def _mobius(
+    family: str,
+    dtype: str = "fp32",
+    static_cache: int = 0,
+    provider: str = "default",
+    one_token: bool = False,
+    differs: str = "",
+) -> Recipe:
     short = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[dtype]
 
     def make() -> Path:
         return mobius_export(family, short, static_cache, provider)
 
-    return Recipe(family, "mobius 0.1.0", make, dtype)
+    return Recipe(family, "mobius 0.1.0", make, dtype, differs=differs, one_token=one_token)
 
 
 def _optimum(family: str, merged: bool = False) -> Recipe:
@@ -135,7 +145,9 @@ CATALOG: dict[str, Recipe] = {
     ),
     **{f"{family}-mobius": _mobius(family) for family in ("llama", "qwen3", "gemma3_text", "gemma4_text", "gemma4_vl")},
     **{f"{family}-mobius": _mobius(family) for family in ("qwen2_5_vl", "qwen3_5", "qwen3_5_text", "qwen3_next")},
-    **{f"{family}-mobius": _mobius(family) for family in ("mamba", "jamba", "nemotron_h", "gpt2", "t5", "whisper")},
+    **{f"{family}-mobius": _mobius(family) for family in ("nemotron_h", "gpt2", "t5", "whisper")},
+    "mamba-mobius": _mobius("mamba", one_token=True),
+    "jamba-mobius": _mobius("jamba", one_token=True, differs="mobius gives Jamba's attention rotary positions"),
     "llama-mobius-static": _mobius("llama", static_cache=128),
     "llama-mobius-fp16": _mobius("llama", "fp16"),
     "llama-mobius-bf16": _mobius("llama", "bf16"),
@@ -161,4 +173,5 @@ def export(name: str) -> Export:
         recipe.kv_dtype or ("fp32" if recipe.dtype.startswith("int") else recipe.dtype),
         recipe.not_on_cpu,
         recipe.differs,
+        recipe.one_token,
     )

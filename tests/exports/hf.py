@@ -267,7 +267,7 @@ FAMILIES = {
         {**_IDS, "vocab_size": VOCAB, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2, "time_step_rank": 4}
         | {"tie_word_embeddings": False, "initializer_range": 0.2},
     ),
-    # Attention, selective state spaces and experts by turns.
+    # Attention and selective state spaces by turns; without experts, whose weights mobius would scale to a sum of one.
     "jamba": Family(
         "JambaConfig",
         {
@@ -275,10 +275,8 @@ FAMILIES = {
             "num_hidden_layers": 4,
             "attn_layer_period": 4,
             "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
             "mamba_d_state": 8,
             "mamba_d_conv": 4,
             "mamba_expand": 2,
@@ -349,6 +347,8 @@ def hf_model(family: str) -> Path:
     made = FAMILIES[family]
     path = [packages(*made.needs)] if made.needs else []
     recipe = [made.config, made.values, made.auto, made.needs, source_of("text.py")]
+    if family == "nemotron_h":
+        recipe.append("embeddings renamed")
     return once(f"hf-{family}", recipe, lambda folder: run_python(["-m", __name__, family, folder], path=path))
 
 
@@ -365,6 +365,17 @@ def make(family: Family, folder: Path) -> None:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     save_tokenizer(folder)
+    if family.config == "NemotronHConfig":
+        _rename_embeddings(folder / "model.safetensors")
+
+
+def _rename_embeddings(file: Path) -> None:
+    """The name that published models have and that other releases read; 5.10 writes `backbone.embedding.weight`."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    weights["backbone.embeddings.weight"] = weights.pop("backbone.embedding.weight")
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

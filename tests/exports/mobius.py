@@ -16,7 +16,7 @@ from tests.exports.text import CONTEXT
 
 RELEASE = ("mobius-onnx==0.1.0", "onnx-shape-inference==0.4.0")
 
-RENAMED = {"mamba": ("backbone.", "model."), "nemotron_h": ("backbone.embedding.", "backbone.embeddings.")}
+RENAMED = {"mamba": ("backbone.", "model.")}
 """Weights that transformers writes under another name than mobius 0.1.0 looks for."""
 
 

@@ -7,6 +7,7 @@ is fixed: `SOURCE` or `FEATURES`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ FEATURES = (1, 80, 3000)
 """Shape of what Whisper hears: batch, mel bins, frames."""
 _TYPES = {"int64": np.int64, "int32": np.int32, "float": np.float32, "float16": np.float16, "bool": np.bool_}
 _TYPES |= {"int8": np.int8, "uint8": np.uint8}
+_STEMS = ("past_states", "past_key_values")
 _CAPACITY = 32
 """Places in caches that must have a size before the first token: windowed and static ones have at least the window."""
 
@@ -47,7 +49,20 @@ def plain_logits(export: Export, tokens: list[int]) -> np.ndarray:
     names = ("decoder/model.onnx", "decoder_model_merged.onnx", "decoder.onnx", "model.onnx")
     graph = _find(export.path, *names)
     assert graph, f"no decoder in {export.path}"
+    if export.one_token:
+        return np.stack(list(_step_by_step(graph, tokens, export)))
     return _run(graph, known | _lengths(len(tokens)), export)["logits"][0].astype(np.float32)
+
+
+def _step_by_step(graph: Path, tokens: list[int], export: Export) -> Iterator[np.ndarray]:
+    """[V] after each token."""
+    cache: dict[str, np.ndarray] = {}
+    for at, token in enumerate(tokens):
+        one = {"input_ids": np.array([[token]]), "position_ids": np.array([[at]])}
+        outputs = _run(graph, one | {"attention_mask": np.ones((1, at + 1))} | cache, export)
+        yield outputs["logits"][0, -1]
+        renamed = {name.replace("present", stem): value for name, value in outputs.items() for stem in _STEMS}
+        cache = {name: value for name, value in renamed.items() if name.startswith("past")}
 
 
 def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
