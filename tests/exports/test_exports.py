@@ -15,7 +15,7 @@ import pytest
 from tests.exports import ALL, Export, export
 from tests.exports.plain import hf_logits, plain_logits
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exporters
 
 # More than the windows of 16 hold.
 TOKENS = [2, 40, 300, 77, 5, 900, 41, 41, 512, 213, 600, 7, 8, 99, 100, 350, 23, 24, 650, 211, 212]

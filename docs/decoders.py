@@ -1,0 +1,207 @@
+"""Writes docs/decoders.md: what every exported decoder gives, compared with a reference. Run from the root:
+
+    python -m docs.decoders                       every export of tests/exports on the CPU
+    python -m docs.decoders --provider webgpu     on a WebGPU device; rows of other providers are kept
+    python -m docs.decoders NAME ...              some of them
+
+The reference is Hugging Face transformers on the same weights where the export claims to be the same model in fp32, or
+one plain forward pass of the untouched file. Exports are made on first use and kept (tests/exports). Each runs in a
+process of its own, so that a crash is a row and not the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "decoders.json"
+PAGE = HERE / "decoders.md"
+PLUGINS = {"webgpu": "onnxruntime_ep_webgpu"}
+SETTINGS = ((1, 256), (3, 7), (8, 64))
+"""Slots and chunk size; the first is what the others are compared with."""
+
+COLUMNS = ("score", "roll", "generate", "fork", "batch")
+INTRODUCTION = """# Decoders
+
+Made by `python -m docs.decoders` (see there). Models are tiny, with random weights, exported by real exporters.
+
+- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference.
+- **roll**: relative difference of the log-likelihood of a text.
+- **generate**: greedy answers of 16 tokens that equal the reference's.
+- **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once.
+- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens, in nats.
+
+"""
+
+
+class Scorer:
+    """The two references, behind one pair of functions."""
+
+    def __init__(self, logprobs: Callable[[Sequence[int]], Any], label: str) -> None:
+        self._logprobs = logprobs
+        self.label = label
+
+    def score(self, context: Sequence[int], target: Sequence[int]) -> list[float]:
+        logprobs_SV = self._logprobs([*context, *target][:-1])
+        return [float(logprobs_SV[len(context) - 1 + i, token]) for i, token in enumerate(target)]
+
+    def generate(self, prompt: Sequence[int], num_tokens: int, stop_ids: Sequence[int]) -> list[int]:
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + num_tokens:
+            token = int(self._logprobs(tokens)[-1].argmax())
+            if token in stop_ids:
+                break
+            tokens.append(token)
+        return tokens[len(prompt) :]
+
+
+def reference(export: Any) -> Scorer:
+    from olive_ext.model import locate
+    from tests.families.plain import PlainForward
+
+    if not export.differs and (export.dtype == export.kv_dtype == "fp32" or export.not_on_cpu):
+        model = _hf(export.hf)
+        if model is not None:
+            return Scorer(model, "HF")
+    files = locate(export.path)
+    companion = files.companions.get("embedding")
+    return Scorer(PlainForward(files.decoder, companion.graph if companion else None).logprobs, "plain")
+
+
+def _hf(folder: Path) -> Callable[[Sequence[int]], Any] | None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    for kind in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        try:
+            model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        except (ValueError, KeyError, AttributeError):
+            continue
+
+        def logprobs(tokens: Sequence[int], model: Any = model) -> Any:
+            with torch.inference_mode():
+                return model(input_ids=torch.tensor([list(tokens)])).logits[0].double().log_softmax(-1).numpy()
+
+        return logprobs
+    return None
+
+
+def measure(name: str, provider: str) -> dict[str, str]:
+    """The row of one export: numbers, or the reason why there are none."""
+    import olive_ext
+    from olive_ext.errors import OliveExtError
+    from tests.exports import export as get
+
+    export = get(name)
+    row = {"name": name, "family": export.family, "exporter": export.exporter, "dtype": export.dtype}
+    row |= {"kv": export.kv_dtype, "provider": provider}
+    libraries = {provider: PLUGINS[provider]} if provider in PLUGINS else None
+
+    def opened(num_slots: int, chunk_size: int) -> Any:
+        engine = {"num_slots": num_slots, "chunk_size": chunk_size}
+        return olive_ext.open(export.path, execution_provider=provider, provider_libraries=libraries, engine=engine)
+
+    try:
+        return row | _numbers(export, opened)
+    except OliveExtError as error:
+        return row | {"refused": " ".join(str(error).replace(str(export.path), name).split())}
+
+
+def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
+    rng = random.Random(11)
+    draw = lambda low, high: [rng.randrange(40, 1000) for _ in range(rng.randint(low, high))]  # noqa: E731
+    stems = [draw(5, 60) for _ in range(6)]
+    requests = [(rng.choice(stems) + draw(0, 10), draw(1, 8)) for _ in range(40)]
+    text = draw(90, 90)
+    found = []
+    for num_slots, chunk_size in SETTINGS:
+        with opened(num_slots, chunk_size) as session:
+            scores = [output.token_logprobs for output in session.loglikelihood(requests)]
+            counters = session.counters
+            fork = counters.tokens_fed / counters.tokens_distinct
+            rolled = session.loglikelihood_rolling([text])[0].logprob
+            answers = session.generate([_greedy(stem) for stem in stems])
+            found.append((scores, fork, rolled, [list(answer.tokens) for answer in answers]))
+            prefix, stop_ids = session.tokenizer.prefix_token_id, session.stop_ids
+    scorer = reference(export)
+    expected = [scorer.score(*request) for request in requests]
+    rolling = sum(scorer.score([prefix], text))
+    generated = [scorer.generate(stem, 16, stop_ids) for stem in stems]
+    (scores, fork, rolled, answers), *others = found
+    return {
+        "reference": scorer.label,
+        "score": f"{_largest(scores, expected):.1e}",
+        "roll": f"{abs(rolled / rolling - 1):.1e}",
+        "generate": f"{sum(a == b for a, b in zip(answers, generated, strict=True))} of {len(stems)}",
+        "fork": f"{max(fork for _, fork, *_ in found):.2f}",
+        "batch": f"{max(_largest(scores, other) for other, *_ in others):.1e}",
+    }
+
+
+def _greedy(prompt: Sequence[int]) -> Any:
+    from olive_ext.text.requests import GenerationRequest
+
+    return GenerationRequest(prompt, max_new_tokens=16)
+
+
+def _largest(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
+    pairs = (pair for rows in zip(left, right, strict=True) for pair in zip(*rows, strict=True))
+    return max(abs(a - b) for a, b in pairs)
+
+
+def render(rows: Sequence[dict[str, str]]) -> str:
+    head = ("export", "exporter", "dtype, KV", "provider", "reference", *COLUMNS)
+    lines = [INTRODUCTION, "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["provider"])):
+        kinds = ", ".join(dict.fromkeys((row["dtype"], row["kv"])))
+        cells = [row["name"], row["exporter"], kinds, row["provider"]]
+        if "refused" in row:
+            cells += ["", f"refused: {row['refused']}", "", "", "", ""]
+        else:
+            cells += [row["reference"], *(row[column] for column in COLUMNS)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _in_process(name: str, provider: str) -> dict[str, str]:
+    command = [sys.executable, "-m", "docs.decoders", "--one", name, "--provider", provider]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    if done.returncode == 0 and last[0].startswith("{"):
+        return json.loads(last[0])
+    reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    print(f"{name}: {reason}", file=sys.stderr)
+    return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--provider", default="cpu")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, arguments.provider)))
+        return
+    from tests.exports import ALL
+
+    kept = json.loads(ROWS.read_text()) if ROWS.is_file() else []
+    rows = {(row["name"], row["provider"]): row for row in kept}
+    for name in arguments.names or ALL:
+        row = _in_process(name, arguments.provider)
+        if row:
+            rows[name, arguments.provider] = row
+            print(json.dumps(row), flush=True)
+            ROWS.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+            PAGE.write_text(render(list(rows.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Every decoder family, as real exporters write it, gives the reference's numbers, for any slots and chunks.
+
+What is compared is in docs/decoders.py, which also makes the table in docs/decoders.md. The full list builds with
+exporters that are fetched from the package index and takes half an hour: `python -m pytest -m exporters`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.decoders import measure
+from tests.exports import ALL
+
+COMMON = [
+    "gemma3_text-genai-0.18",  # windowed cache
+    "lfm2-genai-0.18",  # convolution states
+    "llama-genai-0.18-kv8",  # quantized cache
+    "llama-olive-lengths",  # lengths in place of a mask
+]
+"""What the ordinary run covers beside tests/agreement: families whose exporter is at hand or small."""
+
+REFUSED = {
+    "llama-genai-0.18-pruned": "pruned LM head",
+    "llama-genai-0.18-embeds": "no genai_config.json names the graph",
+    "qwen2_5_vl-genai-0.14": "no genai_config.json names the graph",
+    "qwen3_5-genai-0.14": "no genai_config.json names the graph",
+}
+"""Exports that cannot be scored, and a part of the reason that is told."""
+
+NATS = {"fp32": 1e-4, "int4": 1e-4, "int8": 1e-4, "fp16": 5e-2}
+"""Bounds by the type that is computed in. Quantized weights are compared with the same graph run plainly; ONNX Runtime
+computes fp16 on the CPU in fp32 and drops round trips, differently in an edited graph."""
+
+
+def _check(name: str) -> None:
+    row = measure(name, "cpu")
+    if name in REFUSED:
+        assert REFUSED[name] in row["refused"]
+        return
+    assert "refused" not in row, row
+    bound = NATS[row["dtype"]]
+    assert float(row["score"]) < bound
+    assert float(row["roll"]) < bound
+    assert row["fork"] == "1.00"
+    assert float(row["batch"]) < (1e-5 if bound < 1e-3 else bound)
+    equal, total = map(int, row["generate"].split(" of "))
+    assert equal == total or bound > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMON)
+def test_common_family_agrees_with_its_reference(name: str) -> None:
+    _check(name)
+
+
+@pytest.mark.exporters
+@pytest.mark.parametrize("name", [name for name in ALL if name not in COMMON])
+def test_family_agrees_with_its_reference(name: str) -> None:
+    _check(name)
