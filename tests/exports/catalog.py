@@ -71,9 +71,7 @@ def _genai(
     def make() -> Path:
         return genai_export(family, release, dtype, provider, options)
 
-    return Recipe(
-        family, f"genai {release}", make, dtype, kv_dtype or ("fp16" if provider == "cuda" else ""), not_on_cpu
-    )
+    return Recipe(family, f"genai {release}", make, dtype, kv_dtype, not_on_cpu, differs)
 
 
 def _mobius(
