@@ -98,7 +98,7 @@ class Engine:
         self._runner.reserve(_positions(items))
         if self._runner.capacity != before:
             self._scheduler = self._new_scheduler()
-        plan: Plan = make_plan(items)
+        plan: Plan = make_plan(items, can_share=self._runner.can_split)
         self.counters.requests += len(items)
         self.counters.tokens_naive += plan.tokens_naive
         self.counters.tokens_distinct += plan.tokens_distinct

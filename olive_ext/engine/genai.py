@@ -60,6 +60,10 @@ class GenaiRunner:
         self._tokens: list[int] = []
 
     @property
+    def can_split(self) -> bool:
+        return True
+
+    @property
     def can_cut(self) -> bool:
         return self._traits.rewinds
 

@@ -28,8 +28,11 @@ class Plan:
     """Nodes of the prefix tree: the least that exact prefix sharing has to feed (generated tokens not counted)."""
 
 
-def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
-    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it."""
+def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = True) -> Plan:
+    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it.
+
+    Without `can_share` only equal inputs are computed once.
+    """
     items = sorted(
         (source_key(request.source), _input_key(request), order, key, request)
         for order, (key, request) in enumerate(requests)
@@ -42,6 +45,8 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]]) -> Plan:
     for source, sort_key, _, key, request in items:
         tokens = np.frombuffer(sort_key, ">u4").astype(np.int32)
         shared = common_prefix(previous, tokens) if source == previous_source else 0
+        if not can_share and not shared == len(tokens) == len(previous):
+            shared = 0
         naive += len(tokens)
         distinct += len(tokens) - shared
         while owners and owners[-1][0] > shared:

@@ -48,11 +48,15 @@ class OrtRunner:
     @property
     def batching(self) -> Batching:
         # Rows of one step may have different sources, and their lengths differ.
-        return self._kv.batching if self._encoder is None else Batching.SINGLE
+        return self._kv.batching if self._encoder is None and self.can_split else Batching.SINGLE
 
     @property
     def can_cut(self) -> bool:
         return not self._spec.states
+
+    @property
+    def can_split(self) -> bool:
+        return self._spec.is_splittable
 
     @property
     def num_slots(self) -> int:

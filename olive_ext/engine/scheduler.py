@@ -44,6 +44,7 @@ class Scheduler:
         self._chunk_size = chunk_size
         self._batching = runner.batching
         self._can_cut = runner.can_cut
+        self._can_split = runner.can_split
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
@@ -101,7 +102,9 @@ class Scheduler:
         if any(not sequence.is_input_computed for sequence in self._running.values()):
             return ()
         sequence = self._waiting.popleft()
-        taken = self.slots.take(sequence.tokens, sequence.first_read(), source_key(sequence.source))
+        taken = self.slots.take(
+            sequence.tokens, sequence.first_read() if self._can_split else 0, source_key(sequence.source)
+        )
         sequence.slot, sequence.computed = taken.slot, taken.shared
         self._running[taken.slot] = sequence
         self._counters.prefix_hits += taken.shared > 0
@@ -137,7 +140,7 @@ class Scheduler:
 
     def _row(self, sequence: Sequence) -> Row:
         start = sequence.computed
-        stop = min(sequence.end, start + self._chunk_size)
+        stop = min(sequence.end, start + self._chunk_size) if self._can_split else sequence.end
         if not self._can_cut:
             stop = min((fork for fork in sequence.forks if start < fork < stop), default=stop)
         is_fork = not self._can_cut and stop in sequence.forks

@@ -100,6 +100,12 @@ class Runner(Protocol):
         ...
 
     @property
+    def can_split(self) -> bool:
+        """Whether an input may be fed in several steps, or go on from what another has computed. Where it may not,
+        `batching` is SINGLE."""
+        ...
+
+    @property
     def num_slots(self) -> int: ...
 
     @property

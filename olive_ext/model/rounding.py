@@ -15,6 +15,11 @@ _INT8 = 4
 """MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
 
 
+def has_step_scales(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether all tokens of a step share a scale, so that what is fed together changes the numbers."""
+    return any(node.op_type in _ONE_SCALE for node in nodes)
+
+
 def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     """One sentence for each kind of rounding; none where activations stay as they are."""
     one_scale = by_row = 0
@@ -25,8 +30,8 @@ def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     notes = []
     if one_scale:
         notes.append(
-            f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): scores "
-            "depend on chunk_size, on shared prefixes and on what is decoded together, by tenths of a nat and more"
+            f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): each request "
+            "is fed whole and alone, because chunks, shared prefixes and batches would change its scores"
         )
     if by_row:
         notes.append(

@@ -27,7 +27,7 @@ from olive_ext.model.names import (
     STATE_NAMES,
     UNSUPPORTED,
 )
-from olive_ext.model.rounding import rounding_notes
+from olive_ext.model.rounding import has_step_scales, rounding_notes
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 _INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
@@ -103,6 +103,7 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
+            is_splittable=not has_step_scales(self._graph.node),
             notes=(*self._notes, *rounding_notes(self._graph.node)),
         )
 

@@ -262,6 +262,10 @@ class DecoderSpec:
     cross: CrossInputs = field(default_factory=CrossInputs)
     """Inputs that an encoder gives; none in a decoder-only model."""
 
+    is_splittable: bool = True
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): fed in parts, or beside
+    others, a request would score otherwise."""
+
     notes: tuple[str, ...] = ()
     """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
 

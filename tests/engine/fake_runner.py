@@ -31,8 +31,17 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
 class FakeRunner:
     """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows."""
 
-    def __init__(self, num_slots: int, batching: Batching, context_length: int = 512, *, can_cut: bool = True) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        batching: Batching,
+        context_length: int = 512,
+        *,
+        can_cut: bool = True,
+        can_split: bool = True,
+    ) -> None:
         self.can_cut = can_cut
+        self.can_split = can_split
         self.source_kind = None
         self._forks: list[set[int]] = []
         self._ends: list[int] = []

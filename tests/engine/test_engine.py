@@ -65,6 +65,22 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
 
 
 @settings(max_examples=300, deadline=None)
+@given(calls=st.lists(_requests(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40))
+def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
+    calls: list[list[Request]], num_slots: int, chunk_size: int
+) -> None:
+    runner = FakeRunner(num_slots, Batching.SINGLE, can_split=False)
+    engine = Engine(runner, chunk_size)
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            _assert_equal(found, oracle(request))
+    inputs = {request.tokens if request.generation else request.tokens[:-1] for call in calls for request in call}
+    assert all(len(step.rows) == 1 and not step.copies for step in runner.steps)
+    assert {step.rows[0].tokens for step in runner.steps if step.rows[0].past == 0} == inputs
+    assert all(len(step.rows[0].tokens) == 1 for step in runner.steps if step.rows[0].past)
+
+
+@settings(max_examples=300, deadline=None)
 @given(requests=_requests(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
 def test_run_continuous_equals_oracle_under_the_callers_keys(
     requests: list[Request], num_slots: int, batching: Batching

@@ -273,9 +273,10 @@ def test_input_is_refused_by_name_when_not_understood():
         read_spec(model(extra=[("mystery", FLOAT, ["B"])]), GENAI_CONFIG)
 
 
-def test_windowed_kv_is_refused_because_it_cannot_be_rewound():
-    with pytest.raises(ModelError, match=r"'past_key_values.0.key' is not supported yet: a windowed KV cache"):
-        read_spec(model(sliding_window_cache=1), GENAI_CONFIG)
+def test_windowed_kv_is_read_at_full_length_and_noted():
+    spec = read_spec(model(sliding_window_cache=1, local_window_size=16), GENAI_CONFIG)
+    assert spec.is_kv_in_place
+    assert any("sliding_window_cache" in note for note in spec.notes)
 
 
 STATES = [
