@@ -80,6 +80,7 @@ def _mobius(
     static_cache: int = 0,
     provider: str = "default",
     one_token: bool = False,
+    not_on_cpu: str = "",
     differs: str = "",
 ) -> Recipe:
     short = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[dtype]
@@ -87,7 +88,7 @@ def _mobius(
     def make() -> Path:
         return mobius_export(family, short, static_cache, provider)
 
-    return Recipe(family, "mobius 0.1.0", make, dtype, differs=differs, one_token=one_token)
+    return Recipe(family, "mobius 0.1.0", make, dtype, not_on_cpu=not_on_cpu, differs=differs, one_token=one_token)
 
 
 def _optimum(family: str, merged: bool = False) -> Recipe:
@@ -148,7 +149,7 @@ CATALOG: dict[str, Recipe] = {
     "jamba-mobius": _mobius("jamba", one_token=True, differs="mobius gives Jamba's attention rotary positions"),
     "llama-mobius-static": _mobius("llama", static_cache=128),
     "llama-mobius-fp16": _mobius("llama", "fp16"),
-    "llama-mobius-bf16": _mobius("llama", "bf16"),
+    "llama-mobius-bf16": _mobius("llama", "bf16", not_on_cpu=_NO_BF16),
     "llama-mobius-fp16-cuda": _mobius("llama", "fp16", provider="cuda"),
     "llama-mobius-fp32-webgpu": _mobius("llama", provider="webgpu"),
     **{f"{family}-optimum": _optimum(family) for family in ("llama", "gpt2", "t5", "marian", "whisper")},
