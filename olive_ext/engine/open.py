@@ -11,6 +11,7 @@ import onnxruntime as ort
 import psutil
 
 from olive_ext.config import EngineConfig
+from olive_ext.engine.device_check import choose_chunk_size
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
@@ -77,10 +78,11 @@ def open_engine(
     form = _kv_form(spec, device)
     kv = form(session, spec, num_slots, device, opener.helper)
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
-    facts = {"model": str(files.decoder), **chosen, **slots, "notes": list(spec.notes)}
+    chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
+    facts = {"model": str(files.decoder), **chosen, **slots, "notes": [*spec.notes, *notes]}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
-    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding, encoder), config.chunk_size)
+    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding, encoder), chunk_size)
 
 
 def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:
