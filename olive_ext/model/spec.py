@@ -222,7 +222,12 @@ class _Reader:
         if key in self._decoder_config:
             self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
             configured = int(self._decoder_config[key])
-            return (configured + 1) // 2 if key == "head_size" and self._attention.is_4bit(tensor.name) else configured
+            stored = (
+                (configured + 1) // 2 if key == "head_size" and self._attention.is_4bit(tensor.name) else configured
+            )
+            if from_graph is not None and from_graph != stored:
+                raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
+            return stored
         if from_graph is None:
             raise ModelError(f"input '{tensor.name}' has the symbolic {key} '{size}'; no genai_config.json states it")
         self._note(f"{key} {from_graph} is that of the attention node: the graph's inputs have '{size}'")
