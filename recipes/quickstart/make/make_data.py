@@ -14,8 +14,9 @@ from random import Random
 from documents import LETTERS, QUIZ_TITLE, note, problem, quiz, quiz_text, story
 
 HERE = Path(__file__).resolve().parent
-NUM_TRAINING_DOCUMENTS = 60_000
+NUM_TRAINING_DOCUMENTS = 40_000
 NUM_SHOTS = 4
+CHOICE_MIX = (1, 2, 4)
 EVALUATION_SEED = 1
 
 
@@ -25,7 +26,7 @@ def chat(user: str, assistant: str) -> str:
 
 
 def training_document(rng: Random) -> str:
-    kind = rng.choices(("note", "story", "quiz", "problem"), (25, 25, 35, 15))[0]
+    kind = rng.choices(("note", "story", "quiz", "problem"), (12, 28, 42, 18))[0]
     is_chat = rng.random() < 0.1
     if kind == "note":
         return note(rng)
@@ -60,7 +61,7 @@ def distinct(draw, count: int) -> list:
 
 
 def choice_rows(rng: Random) -> list[dict]:
-    told = distinct(lambda: story(rng, held_out=True), 160)
+    told = distinct(lambda: story(rng, held_out=True, mix=CHOICE_MIX), 160)
     return [{"context": one.context, "endings": one.options, "answer": one.answer} for one in told]
 
 

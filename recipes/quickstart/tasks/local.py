@@ -1,12 +1,19 @@
-"""Loads the JSON lines beside the task files, so that the tasks work from any directory and need no network."""
+"""Says where the JSON lines beside the task files are, so that the tasks work from any directory and need no network.
+
+lm-eval takes what `!function local.NAME` names as it is, so these are the values of `dataset_kwargs` themselves.
+"""
 
 from pathlib import Path
-
-import datasets
 
 HERE = Path(__file__).resolve().parent
 
 
-def load(files: dict[str, str], **_metadata) -> datasets.DatasetDict:
-    """The named files (split -> file name); lm-eval also passes a task's metadata, which says nothing here."""
-    return datasets.load_dataset("json", data_files={split: str(HERE / name) for split, name in files.items()})
+def lines(**files: str) -> dict[str, dict[str, str]]:
+    """What `datasets.load_dataset("json", ...)` reads: split -> file."""
+    return {"data_files": {split: str(HERE / name) for split, name in files.items()}}
+
+
+CHOICE = lines(test="choice.jsonl")
+LETTERS = lines(test="letters.jsonl", dev="letters_shots.jsonl")
+PERPLEXITY = lines(test="perplexity.jsonl")
+GENERATE = lines(test="generate.jsonl")
