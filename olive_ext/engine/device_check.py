@@ -39,7 +39,7 @@ def choose_chunk_size(
     chunk_size: int, device: Device, spec: DecoderSpec, open_graph: OpenGraph
 ) -> tuple[int, list[str]]:
     """The most tokens of a step on this device, and a note where that is less than `chunk_size`."""
-    is_at_risk = device.kind == "webgpu" and spec.is_kv_in_place and chunk_size > SHORT_STEP
+    is_at_risk = device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
     if not is_at_risk or attends_to_long_steps(open_graph):
         return chunk_size, []
     note = f"steps are cut to {SHORT_STEP} tokens: this {device.kind} device attends to longer ones wrongly"
