@@ -1,0 +1,188 @@
+"""Encoder-decoders of three exporters give the numbers of Hugging Face transformers, whatever is shared.
+
+What each passes its decoder differs: cross-attention KV by the encoder (onnxruntime-genai's builder), by a decoder
+without a past or the branch of a merged one (optimum), or the encoder's states alone (mobius).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import olive_ext
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.text.source import Asked
+from tests.agreement.reference import EOS, largest_difference
+from tests.exports import VOCAB, hf_model
+from tests.exports.genai import genai_export
+from tests.exports.mobius import mobius_export
+from tests.exports.optimum import optimum_export
+
+pytestmark = pytest.mark.slow
+
+EXPORTS = {
+    "whisper-genai": (lambda: genai_export("whisper", "0.18.0"), None),
+    "whisper-optimum": (lambda: optimum_export("whisper"), None),
+    "whisper-optimum-merged": (lambda: optimum_export("whisper"), "decoder_model_merged.onnx"),
+    "whisper-mobius": (lambda: mobius_export("whisper"), None),
+    "t5-optimum": (lambda: optimum_export("t5"), None),
+    "t5-optimum-merged": (lambda: optimum_export("t5"), "decoder_model_merged.onnx"),
+    "t5-mobius": (lambda: mobius_export("t5"), None),
+    "marian-optimum": (lambda: optimum_export("marian"), None),
+}
+
+
+@pytest.fixture(scope="module", params=EXPORTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def _open(name: str, **engine: object) -> Session:
+    make, file = EXPORTS[name]
+    return olive_ext.open(make(), onnx_file_name=file, engine=engine)
+
+
+@cache
+def _sources(takes_features: bool) -> list[Asked]:
+    rng = np.random.default_rng(1)
+    if takes_features:
+        return [rng.normal(size=(80, 3000)).astype(np.float32) for _ in range(3)]
+    return [rng.integers(4, VOCAB, length).tolist() for length in (5, 9, 40)]
+
+
+def _family(name: str) -> str:
+    return name.split("-")[0]
+
+
+class Reference:
+    """The Hugging Face model, one whole forward pass for each request."""
+
+    def __init__(self, folder: Path) -> None:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        self.takes_features = config.model_type == "whisper"
+        self.start = config.decoder_start_token_id
+        load = transformers.AutoModelForSpeechSeq2Seq if self.takes_features else transformers.AutoModelForSeq2SeqLM
+        self._model = load.from_pretrained(folder, dtype=torch.float32).eval()
+        self._encoded: dict[bytes, object] = {}
+
+    def _logprobs(self, source: Asked, tokens: Sequence[int]) -> torch.Tensor:
+        key = np.array(source).tobytes()
+        with torch.inference_mode():
+            if key not in self._encoded:
+                self._encoded[key] = self._model.get_encoder()(torch.tensor(source)[None])
+            given = torch.tensor([list(tokens)])
+            logits = self._model(encoder_outputs=self._encoded[key], decoder_input_ids=given).logits
+        return logits[0].double().log_softmax(-1)
+
+    def score(self, source: Asked, context: Sequence[int], target: Sequence[int]) -> list[float]:
+        logprobs_TV = self._logprobs(source, [*context, *target])
+        return [logprobs_TV[len(context) - 1 + index, token].item() for index, token in enumerate(target)]
+
+    def continues(self, source: Asked, prompt: Sequence[int], tokens: Sequence[int], num_tokens: int) -> bool:
+        """Whether `tokens` are what greedy decoding of at most `num_tokens` gives: each is the argmax behind those
+        before it, and a shorter answer is followed by the end-of-sequence token."""
+        best = self._logprobs(source, [*prompt, *tokens]).argmax(-1).tolist()[len(prompt) - 1 :]
+        return best[:-1] == list(tokens) and (len(tokens) == num_tokens or best[-1] == EOS)
+
+
+@cache
+def _expected_scores(family: str) -> list[list[float]]:
+    reference = _reference(family)
+    return [reference.score(request.source, request.context, request.target) for request in _requests(reference)]
+
+
+def _to_generate(reference: Reference) -> list[tuple[Asked, list[int]]]:
+    prompts = [[reference.start], [reference.start, 30], [reference.start, 30, 40, 50]]
+    return [(source, prompt) for prompt in prompts for source in _sources(reference.takes_features)]
+
+
+@cache
+def _reference(family: str) -> Reference:
+    return Reference(hf_model(family))
+
+
+def _requests(reference: Reference) -> list[ScoringRequest]:
+    """Contexts that begin alike behind sources that alternate: 30 targets, three sources."""
+    rng = random.Random(2)
+    draw = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
+    stem = [reference.start, *draw(12)]
+    sources = _sources(reference.takes_features)
+    return [
+        ScoringRequest(stem[: rng.randint(1, 13)] + draw(rng.randint(0, 4)), draw(rng.randint(1, 9)), sources[i % 3])
+        for i in range(30)
+    ]
+
+
+@pytest.mark.parametrize(("num_slots", "chunk_size", "graph"), [(1, 5, "scoring_head"), (3, 64, "untouched")])
+def test_targets_behind_interleaved_sources_within_1e_4_nats(
+    name: str, num_slots: int, chunk_size: int, graph: str
+) -> None:
+    requests = _requests(_reference(_family(name)))
+    with _open(name, num_slots=num_slots, chunk_size=chunk_size, graph=graph) as session:
+        found = session.loglikelihood(requests)
+        counters = session.counters
+        execution = session.describe_execution()
+    assert largest_difference(found, _expected_scores(_family(name))) < 1e-4
+    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive
+    assert execution["encoder_runs"] == 3
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_greedy_generations_of_20_tokens_are_equal(name: str, num_slots: int) -> None:
+    reference = _reference(_family(name))
+    asked = _to_generate(reference)
+    with _open(name, num_slots=num_slots) as session:
+        found = session.generate([GenerationRequest(p, max_new_tokens=20, source=s) for s, p in asked])
+        assert session.counters.prefix_hits == (6 if num_slots == 1 else 0)  # too short to be worth a copy
+    assert all(reference.continues(*pair, output.tokens, 20) for pair, output in zip(asked, found, strict=True))
+
+
+def test_source_of_an_earlier_call_is_not_encoded_again(name: str) -> None:
+    request = _requests(_reference(_family(name)))[0]
+    with _open(name, num_slots=2) as session:
+        first = session.loglikelihood([request])
+        assert session.loglikelihood([request]) == first
+        assert session.describe_execution()["encoder_runs"] == 1
+
+
+def test_text_is_encoded_for_the_encoder_and_the_decoder_begins_as_configured() -> None:
+    reference = _reference("marian")
+    with _open("marian-optimum", num_slots=1) as session:
+        ids = session.tokenizer.encode("Ann sees the blue stone")
+        target = session.tokenizer.encode("the old cat", add_special_tokens=False)
+        (found,) = session.loglikelihood([ScoringRequest("", "the old cat", "Ann sees the blue stone")])
+        (generated,) = session.generate([GenerationRequest(source="Ann sees the blue stone", max_new_tokens=8)])
+    assert found.token_logprobs == pytest.approx(reference.score(ids, [reference.start], target), abs=1e-4)
+    assert reference.continues(ids, [reference.start], generated.tokens, 8)
+
+
+def test_request_that_does_not_fit_the_encoder_is_refused_by_name() -> None:
+    with _open("t5-optimum") as session:
+        with pytest.raises(ConfigError, match="encoder-decoder: 'source' must be a text or token ids"):
+            session.generate(["a prompt"])
+        with pytest.raises(ConfigError, match="array of features; the encoder of this model takes a text"):
+            session.generate([GenerationRequest(source=np.zeros((80, 3000), np.float32))])
+        with pytest.raises(TaskError, match="no likelihood of a text alone"):
+            session.loglikelihood_rolling(["a text"])
+    with _open("whisper-optimum") as session:
+        with pytest.raises(ConfigError, match="takes features: give an array"):
+            session.generate([GenerationRequest(source="a text")])
+        with pytest.raises(OliveExtError, match=r"shape \[80, 100\]; the encoder takes features of shape \[80, 3000\]"):
+            session.generate([GenerationRequest(source=np.zeros((80, 100), np.float32), max_new_tokens=4)])
+
+
+def test_decoder_without_its_encoder_is_refused(tmp_path: Path) -> None:
+    for file in optimum_export("t5").iterdir():
+        if file.name not in ("encoder_model.onnx", "decoder_model.onnx", "decoder_model_merged.onnx"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match=r"takes 'encoder_attention_mask' of an encoder, and none was found"):
+        olive_ext.open(tmp_path)
