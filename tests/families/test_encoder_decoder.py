@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -186,3 +189,26 @@ def test_decoder_without_its_encoder_is_refused(tmp_path: Path) -> None:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ModelError, match=r"takes 'encoder_attention_mask' of an encoder, and none was found"):
         olive_ext.open(tmp_path)
+
+
+def test_lm_eval_gets_the_answers_that_its_own_backend_gives() -> None:
+    pairs = [("Ann sees the blue", " stone"), ("Bob carries a heavy wheel", " number 3"), ("", " garden")]
+    asked = [Instance("loglikelihood", {}, pair, index, ("t", index, 1)) for index, pair in enumerate(pairs)]
+    stops = {"until": ["\n\n"], "max_gen_toks": 6}
+    texts = [
+        Instance("generate_until", {}, (pair[0], stops), index, ("t", index, 1)) for index, pair in enumerate(pairs[:2])
+    ]
+    reference = HFLM(pretrained=str(hf_model("marian")), device="cpu", dtype="float32", batch_size=1)
+    with OrtLM(str(optimum_export("marian"))) as lm:
+        found = lm.loglikelihood(asked, disable_tqdm=True)
+        said = lm.generate_until(texts, disable_tqdm=True)
+    for ours, theirs in zip(found, reference.loglikelihood(asked, disable_tqdm=True), strict=True):
+        assert ours == (pytest.approx(theirs[0], abs=1e-4), theirs[1])
+    for ours, theirs in zip(said, reference.generate_until(texts, disable_tqdm=True), strict=True):
+        assert ours
+        assert theirs.startswith(ours)  # max_gen_toks counts the source's tokens as well in HFLM
+
+
+def test_lm_eval_is_told_that_a_model_of_sound_takes_no_text() -> None:
+    with pytest.raises(TaskError, match="encoder-decoder that takes features of sound"):
+        OrtLM(str(optimum_export("whisper")))

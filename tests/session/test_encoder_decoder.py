@@ -1,0 +1,113 @@
+"""Sources: how a session turns texts, ids and features into what an encoder-decoder's engine is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ConfigError, TaskError
+from olive_ext.session import Session
+from olive_ext.text import GenerationRequest, ScoringRequest
+from olive_ext.text.source import Encoding, read_start
+from tests.session.fake_engine import FakeEngine
+from tests.text.tiny import byte_level
+
+START = (7,)
+
+
+def _session(takes_features: bool = False, start: tuple[int, ...] = START, context_length: int = 32) -> Session:
+    return Session(FakeEngine(context_length), byte_level(), encoding=Encoding(takes_features, start))
+
+
+def _asked(session: Session) -> object:
+    engine = session._engine
+    assert isinstance(engine, FakeEngine)
+    (request,) = engine.requests
+    return request
+
+
+def test_text_goes_to_the_encoder_with_special_tokens_and_the_decoder_begins_with_its_start() -> None:
+    session = _session()
+    session.generate([GenerationRequest(source="the cat", max_new_tokens=4)])
+    request = _asked(session)
+    assert request.source.array.tolist() == session.tokenizer.encode("the cat")
+    assert request.tokens == START
+
+
+def test_target_is_scored_behind_the_start_and_what_was_said() -> None:
+    session = _session()
+    session.loglikelihood([ScoringRequest("the", [40, 41], source=[5, 6])])
+    request = _asked(session)
+    said = session.tokenizer.encode("the", add_special_tokens=False)
+    assert request.tokens == (*START, *said, 40, 41)
+    assert request.num_targets == 2
+    assert request.source.array.tolist() == [5, 6]
+
+
+def test_ids_are_the_whole_beginning_of_the_decoder() -> None:
+    session = _session(takes_features=True, start=())
+    features = np.ones((3, 4), np.float64)
+    session.generate([GenerationRequest([9, 8], source=features, max_new_tokens=4)])
+    request = _asked(session)
+    assert request.tokens == (9, 8)
+    assert request.source.array.dtype == np.float32
+
+
+def test_source_longer_than_max_length_loses_its_beginning() -> None:
+    session = _session(context_length=8)
+    session.generate([GenerationRequest(source=list(range(5, 25)), max_new_tokens=4)])
+    assert _asked(session).source.array.tolist() == list(range(17, 25))
+
+
+def test_windows_of_a_long_target_have_the_same_source() -> None:
+    session = _session(context_length=8)
+    session.loglikelihood([ScoringRequest("", list(range(5, 25)), source=[5])])
+    requests = session._engine.requests
+    assert len(requests) == 3
+    assert len({request.source for request in requests}) == 1
+
+
+@pytest.mark.parametrize(
+    ("takes_features", "start", "request_", "message"),
+    [
+        (False, START, GenerationRequest("a prompt"), "'source' must be a text or token ids"),
+        (True, START, GenerationRequest([5]), "'source' must be features"),
+        (False, START, GenerationRequest(source=np.ones((2, 2))), "array of features; the encoder"),
+        (True, START, GenerationRequest(source="a text"), "takes features: give an array"),
+        (False, (), GenerationRequest(source="a text"), "'decoder_start_token_id': give the decoder's first tokens"),
+        (False, START, GenerationRequest([{"role": "user", "content": "a"}], source="a"), "takes no chat messages"),
+    ],
+)
+def test_request_that_does_not_fit_is_refused(takes_features, start, request_, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _session(takes_features, start).generate([request_])
+
+
+def test_decoder_only_model_refuses_a_source_and_an_encoder_decoder_a_text_alone() -> None:
+    with pytest.raises(ConfigError, match="this model has no encoder"):
+        Session(FakeEngine(), byte_level()).generate([GenerationRequest("a", source="b")])
+    with pytest.raises(TaskError, match="no likelihood of a text alone"):
+        _session().loglikelihood_rolling(["a text"])
+
+
+def test_value_that_is_no_source_is_refused_on_construction() -> None:
+    with pytest.raises(ConfigError, match="'source'"):
+        GenerationRequest(source=3.5)
+
+
+@pytest.mark.parametrize(
+    ("files", "genai", "expected"),
+    [
+        ({"config.json": 3}, {}, (3,)),
+        ({"config.json": 3, "generation_config.json": 4}, {}, (4,)),
+        ({"config.json": 3}, {"model": {"decoder_start_token_id": [5, 6]}}, (5, 6)),
+        ({}, {}, ()),
+    ],
+)
+def test_start_is_that_of_the_first_configuration_that_names_it(tmp_path: Path, files, genai, expected) -> None:
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps({"decoder_start_token_id": value}))
+    assert read_start(tmp_path, genai) == expected
