@@ -16,9 +16,12 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "decoders.json"
@@ -27,32 +30,40 @@ PLUGINS = {"webgpu": "onnxruntime_ep_webgpu"}
 SETTINGS = ((1, 256), (3, 7), (8, 64))
 """Slots and chunk size; the first is what the others are compared with."""
 
-COLUMNS = ("score", "roll", "generate", "fork", "batch")
+COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch")
 INTRODUCTION = """# Decoders
 
 Made by `python -m docs.decoders` (see there). Models are tiny, with random weights, exported by real exporters.
 
-- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference.
+- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference:
+  Hugging Face transformers where the export claims to be the same model in fp32, else one plain forward pass of the
+  untouched file for each request (integer and half-precision weights are not the source's).
+- **plain**: the same to plain forward passes in every case that the CPU can run: what is the engine's own doing.
 - **roll**: relative difference of the log-likelihood of a text.
 - **generate**: greedy answers of 16 tokens that equal the reference's.
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once.
-- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens, in nats.
+- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and requests in another
+  order, in nats.
 
 """
 
 
-class Scorer:
-    """The two references, behind one pair of functions."""
+Logits = Callable[[Any, list[int]], Any]
 
-    def __init__(self, logprobs: Callable[[Sequence[int]], Any], label: str) -> None:
-        self._logprobs = logprobs
-        self.label = label
+
+@dataclass(frozen=True)
+class Reference:
+    """Whole forward passes of an export's source, or of its untouched graph."""
+
+    label: str
+    logits: Logits
+    export: Any
 
     def score(self, context: Sequence[int], target: Sequence[int]) -> list[float]:
         logprobs_SV = self._logprobs([*context, *target][:-1])
         return [float(logprobs_SV[len(context) - 1 + i, token]) for i, token in enumerate(target)]
 
-    def generate(self, prompt: Sequence[int], num_tokens: int, stop_ids: Sequence[int]) -> list[int]:
+    def generate(self, prompt: Sequence[int], num_tokens: int, stop_ids: Collection[int]) -> list[int]:
         tokens = list(prompt)
         while len(tokens) < len(prompt) + num_tokens:
             token = int(self._logprobs(tokens)[-1].argmax())
@@ -61,36 +72,19 @@ class Scorer:
             tokens.append(token)
         return tokens[len(prompt) :]
 
-
-def reference(export: Any) -> Scorer:
-    from olive_ext.model import locate
-    from tests.families.plain import PlainForward
-
-    if not export.differs and (export.dtype == export.kv_dtype == "fp32" or export.not_on_cpu):
-        model = _hf(export.hf)
-        if model is not None:
-            return Scorer(model, "HF")
-    files = locate(export.path)
-    companion = files.companions.get("embedding")
-    return Scorer(PlainForward(files.decoder, companion.graph if companion else None).logprobs, "plain")
+    def _logprobs(self, tokens: list[int]) -> Any:
+        logits_SV = self.logits(self.export, tokens).astype(np.float64)
+        largest_S1 = logits_SV.max(-1, keepdims=True)
+        return logits_SV - largest_S1 - np.log(np.exp(logits_SV - largest_S1).sum(-1, keepdims=True))
 
 
-def _hf(folder: Path) -> Callable[[Sequence[int]], Any] | None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+def references(export: Any) -> list[Reference]:
+    """The reference, and plain forward passes where the CPU can run them."""
+    from tests.exports.plain import hf_logits, plain_logits
 
-    for kind in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        try:
-            model = kind.from_pretrained(folder, dtype=torch.float32).eval()
-        except (ValueError, KeyError, AttributeError):
-            continue
-
-        def logprobs(tokens: Sequence[int], model: Any = model) -> Any:
-            with torch.inference_mode():
-                return model(input_ids=torch.tensor([list(tokens)])).logits[0].double().log_softmax(-1).numpy()
-
-        return logprobs
-    return None
+    is_same_model = not export.differs and export.dtype == export.kv_dtype == "fp32"
+    found = [Reference("HF", hf_logits, export)] if is_same_model or export.not_on_cpu else []
+    return found if export.not_on_cpu else [*found, Reference("plain", plain_logits, export)]
 
 
 def measure(name: str, provider: str) -> dict[str, str]:
@@ -115,40 +109,49 @@ def measure(name: str, provider: str) -> dict[str, str]:
 
 
 def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
+    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+
     rng = random.Random(11)
     draw = lambda low, high: [rng.randrange(40, 1000) for _ in range(rng.randint(low, high))]  # noqa: E731
-    stems = [draw(5, 60) for _ in range(6)]
-    requests = [(rng.choice(stems) + draw(0, 10), draw(1, 8)) for _ in range(40)]
+    source = _source(export)
+    stems = [draw(5, 60 if source is None else 35) for _ in range(6)]
+    pairs = [(rng.choice(stems) + draw(0, 10), draw(1, 8)) for _ in range(40)]
+    requests = [ScoringRequest(context, target, source=source) for context, target in pairs]
     text = draw(90, 90)
     found = []
     for num_slots, chunk_size in SETTINGS:
         with opened(num_slots, chunk_size) as session:
-            scores = [output.token_logprobs for output in session.loglikelihood(requests)]
+            order = rng.sample(range(len(requests)), len(requests))
+            outputs = session.loglikelihood([requests[i] for i in order])
+            scores = [outputs[order.index(i)].token_logprobs for i in range(len(requests))]
             counters = session.counters
             fork = counters.tokens_fed / counters.tokens_distinct
-            rolled = session.loglikelihood_rolling([text])[0].logprob
-            answers = session.generate([_greedy(stem) for stem in stems])
+            rolled = 0.0 if source is not None else session.loglikelihood_rolling([text])[0].logprob
+            answers = session.generate([GenerationRequest(stem, max_new_tokens=16, source=source) for stem in stems])
             found.append((scores, fork, rolled, [list(answer.tokens) for answer in answers]))
             prefix, stop_ids = session.tokenizer.prefix_token_id, session.stop_ids
-    scorer = reference(export)
-    expected = [scorer.score(*request) for request in requests]
-    rolling = sum(scorer.score([prefix], text))
+    scorer, *_ = found_references = references(export)
+    expected = {used.label: [used.score(*pair) for pair in pairs] for used in found_references}
+    rolling = 0.0 if source is not None else sum(scorer.score([prefix], text))
     generated = [scorer.generate(stem, 16, stop_ids) for stem in stems]
     (scores, fork, rolled, answers), *others = found
     return {
         "reference": scorer.label,
-        "score": f"{_largest(scores, expected):.1e}",
-        "roll": f"{abs(rolled / rolling - 1):.1e}",
+        "score": f"{_largest(scores, expected[scorer.label]):.1e}",
+        "plain": f"{_largest(scores, expected['plain']):.1e}" if "plain" in expected else "",
+        "roll": f"{abs(rolled / rolling - 1):.1e}" if rolling else "",
         "generate": f"{sum(a == b for a, b in zip(answers, generated, strict=True))} of {len(stems)}",
         "fork": f"{max(fork for _, fork, *_ in found):.2f}",
         "batch": f"{max(_largest(scores, other) for other, *_ in others):.1e}",
     }
 
 
-def _greedy(prompt: Sequence[int]) -> Any:
-    from olive_ext.text.requests import GenerationRequest
+def _source(export: Any) -> Any:
+    """What the encoder of an encoder-decoder is given; None for a decoder alone."""
+    from tests.exports.plain import SOURCE, features
 
-    return GenerationRequest(prompt, max_new_tokens=16)
+    kinds = {"whisper": lambda: features()[0], "t5": lambda: SOURCE, "marian": lambda: SOURCE}
+    return kinds[export.family]() if export.family in kinds else None
 
 
 def _largest(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
@@ -163,7 +166,7 @@ def render(rows: Sequence[dict[str, str]]) -> str:
         kinds = ", ".join(dict.fromkeys((row["dtype"], row["kv"])))
         cells = [row["name"], row["exporter"], kinds, row["provider"]]
         if "refused" in row:
-            cells += ["", f"refused: {row['refused']}", "", "", "", ""]
+            cells += ["", f"refused: {row['refused']}", *[""] * (len(COLUMNS) - 1)]
         else:
             cells += [row["reference"], *(row[column] for column in COLUMNS)]
         lines.append("| " + " | ".join(cells) + " |")

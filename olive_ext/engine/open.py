@@ -16,11 +16,12 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.head import GraphHead, Head, SeparateHead
-from olive_ext.engine.kv import Device, KvStore, bytes_per_position
+from olive_ext.engine.kv import Device, KvStore, bytes_of_source, bytes_per_position
 from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_view import ViewKv
+from olive_ext.engine.probe import NOTE, takes_several_tokens
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
 from olive_ext.errors import ModelError
@@ -79,10 +80,15 @@ def open_engine(
     kv = form(session, spec, num_slots, device, opener.helper)
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
-    facts = {"model": str(files.decoder), **chosen, **slots, "notes": [*spec.notes, *notes]}
+    notes[:0] = spec.notes
+    facts = {"model": str(files.decoder), **chosen, **slots, "notes": notes}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
-    return Engine(OrtRunner(session, spec, kv, head, facts, device, embedding, encoder), chunk_size)
+    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder)
+    if spec.states and chunk_size > 1 and not takes_several_tokens(runner):
+        chunk_size = 1
+        notes.append(NOTE)
+    return Engine(runner, chunk_size)
 
 
 def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:
@@ -105,7 +111,7 @@ def choose_num_slots(
         return batch_size, "batch_size"
     if device.kind != "cpu":
         return DEFAULT_SLOTS, f"auto: {DEFAULT_SLOTS}, free memory of a {device.kind} device is not measured"
-    slot_bytes = bytes_per_position(spec.kv) * min(spec.context_length, PLANNED_POSITIONS)
+    slot_bytes = bytes_per_position(spec.kv) * min(spec.context_length, PLANNED_POSITIONS) + bytes_of_source(spec)
     free_bytes = psutil.virtual_memory().available
     fitting = max(1, int(free_bytes * MEMORY_SHARE / max(1, slot_bytes)))
     why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free_bytes / 2**20:.0f} MiB free, at most {DEFAULT_SLOTS}"

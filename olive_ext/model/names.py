@@ -32,6 +32,8 @@ STATE_NAMES = (
     ("past_key_values.%d.ssm_state", "present.%d.ssm_state"),
     ("past_states.%d.conv_state", "present_states.%d.conv_state"),
     ("past_states.%d.ssm_state", "present_states.%d.ssm_state"),
+    ("past_states.%d.conv_state", "present.%d.conv_state"),
+    ("past_states.%d.ssm_state", "present.%d.ssm_state"),
 )
 """Names of a state of fixed size and its output."""
 

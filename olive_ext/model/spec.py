@@ -160,8 +160,11 @@ class _Reader:
             pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
             for name in self._inputs:
                 match = pattern.fullmatch(name)
-                if match and match.groups() and name not in found:
-                    found[name] = (int(match.group(1)), rank, present.replace("%d", match.group(1)))
+                if not match or not match.groups():
+                    continue
+                output = present.replace("%d", match.group(1))
+                if name not in found or (found[name][2] not in self._outputs and output in self._outputs):
+                    found[name] = (int(match.group(1)), rank, output)
         for name, (_, _, present) in found.items():
             if present not in self._outputs:
                 raise ModelError(f"input '{name}' has no output '{present}'; there are {_listed(self._outputs)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,8 @@ def _step_by_step(graph: Path, tokens: list[int], export: Export) -> Iterator[np
 def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
     """[S, V] in fp32."""
     import torch
-    import transformers
 
-    architecture = json.loads((export.hf / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    model = getattr(transformers, architecture).from_pretrained(export.hf, dtype=torch.float32).eval()
+    model = _model(export.hf)
     inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens])}
     if export.family == "whisper":
         inputs = {"input_features": torch.from_numpy(features()), "decoder_input_ids": torch.tensor([tokens])}
@@ -79,6 +78,25 @@ def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
         inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([tokens])}
     with torch.no_grad():
         return model(**inputs, use_cache=False).logits[0].float().numpy()
+
+
+@lru_cache(maxsize=2)
+def _model(hf: Path) -> Any:
+    import torch
+    import transformers
+
+    architecture = json.loads((hf / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    return getattr(transformers, architecture).from_pretrained(hf, dtype=torch.float32).eval()
+
+
+@lru_cache(maxsize=4)
+def _session(graph: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def _find(package: Path, *names: str) -> Path | None:
@@ -108,12 +126,7 @@ def _lengths(count: int) -> dict[str, np.ndarray]:
 
 def _run(graph: Path, known: dict[str, np.ndarray], export: Export) -> dict[str, np.ndarray]:
     """The graph's outputs by name; an input that is not known is an empty or a zero cache."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = _session(graph)
     feeds = {}
     for wanted in session.get_inputs():
         dtype = _TYPES[wanted.type.removeprefix("tensor(").removesuffix(")")]

@@ -27,9 +27,14 @@ REFUSED = {
 }
 """Exports that cannot be scored, and a part of the reason that is told."""
 
-NATS = {"fp32": 1e-4, "int4": 1e-4, "int8": 1e-4, "fp16": 5e-2}
+NATS = {"fp32": 1e-4, "int4": 1e-4, "int8": 1e-4, "fp16": 5e-2, "bf16": 5e-1}
 """Bounds by the type that is computed in. Quantized weights are compared with the same graph run plainly; ONNX Runtime
-computes fp16 on the CPU in fp32 and drops round trips, differently in an edited graph."""
+computes half precision on the CPU in fp32 and drops round trips, differently in an edited graph."""
+
+LINEAR_ATTENTION = {"qwen3_5", "qwen3_5_text", "qwen3_next"}
+LINEAR_ATTENTION_NATS = 5e-4
+"""Their recurrence adds up rounding: in fp32, transformers and the untouched graph differ by as much as we do from
+transformers (and both from transformers in fp64)."""
 
 
 def _check(name: str) -> None:
@@ -39,7 +44,8 @@ def _check(name: str) -> None:
         return
     assert "refused" not in row, row
     bound = NATS[row["dtype"]]
-    assert float(row["score"]) < bound
+    assert float(row["plain"]) < bound
+    assert float(row["score"]) < (LINEAR_ATTENTION_NATS if row["family"] in LINEAR_ATTENTION else bound)
     assert float(row["roll"]) < bound
     assert row["fork"] == "1.00"
     assert float(row["batch"]) < (1e-5 if bound < 1e-3 else bound)
