@@ -115,7 +115,7 @@ def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findin
     from olive_ext.model.spec import read_spec
 
     graph = load_graph(files.decoder)
-    spec = read_spec(graph, files.genai_config, config.max_length)
+    spec = read_spec(graph, files.genai_config, config.max_length, files.hf_config)
     section = findings.section("Decoder")
     section.add("context length", spec.context_length, "max_length" if config.max_length else "")
     section.add("vocabulary", spec.vocab_size)

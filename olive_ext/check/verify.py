@@ -68,7 +68,16 @@ def _token_logprobs(config: EvaluationConfig, graph: str, open_session: Callable
         "tokenizer": config.tokenizer,
         "onnx_file_name": config.model.onnx_file_name,
     }
+    from olive_ext.text.requests import ScoringRequest
+
     engine = config.engine.model_copy(update={"graph": graph})
     with open_session(config.model.path, engine=engine, **settings) as session:
-        outputs = session.loglikelihood(PAIRS)
+        encoding = session.encoding
+        if encoding is not None and encoding.takes_features:
+            raise ModelError(
+                "the model's encoder takes features of sound, of which there are none here to compare with"
+            )
+        outputs = session.loglikelihood(
+            PAIRS if encoding is None else [ScoringRequest("", target, context) for context, target in PAIRS]
+        )
     return [logprob for output in outputs for logprob in output.token_logprobs]

@@ -92,6 +92,8 @@ def test_verification_runs_both_graphs_and_finds_them_alike(folder: Path) -> Non
 class FakeSession:
     """Answers each pair with one token."""
 
+    encoding = None
+
     def __init__(self, logprob: float) -> None:
         self.logprob = logprob
 
