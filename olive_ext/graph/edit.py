@@ -94,7 +94,8 @@ def default_opset(model: onnx.ModelProto) -> int:
 
 def all_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Names of all nodes and values, in subgraphs too."""
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
     for node in graph.node:
         yield node.name
         yield from node.input
@@ -130,8 +131,8 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
         gone |= unread
         pending += unread
     _delete(graph.node, dead)
-    for field in (graph.value_info, graph.initializer):
-        _delete(field, {index for index, item in enumerate(field) if item.name in gone})
+    _delete(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
+    _delete(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
 
 
 def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:

@@ -36,7 +36,9 @@ def with_full_length_kv(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _windowed(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
-        if node.op_type == "GroupQueryAttention" and any(entry.name == ATTRIBUTE and entry.i for entry in node.attribute):
+        if node.op_type == "GroupQueryAttention" and any(
+            entry.name == ATTRIBUTE and entry.i for entry in node.attribute
+        ):
             yield node
 
 

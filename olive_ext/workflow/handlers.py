@@ -40,7 +40,9 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     if getattr(model, "use_ort_extensions", False):
         raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
     path, name = _place(model)
-    files = locate(path, name, settings.tokenizer, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes))
+    files = locate(
+        path, name, settings.tokenizer, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes)
+    )
     values = {
         **written(settings),
         **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),

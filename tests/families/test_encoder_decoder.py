@@ -30,8 +30,6 @@ from tests.exports.genai import genai_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
 
-pytestmark = pytest.mark.slow
-
 EXPORTS = {
     "whisper-genai": (lambda: genai_export("whisper", "0.18.0"), None),
     "whisper-optimum": (lambda: optimum_export("whisper"), None),
@@ -44,7 +42,15 @@ EXPORTS = {
 }
 
 
-@pytest.fixture(scope="module", params=EXPORTS)
+IN_DEFAULT_RUN = {"whisper-genai"}
+"""The others need exporters that are fetched and large: `python -m pytest -m exporters`."""
+
+
+def _marked(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.slow if name in IN_DEFAULT_RUN else pytest.mark.exporters)
+
+
+@pytest.fixture(scope="module", params=map(_marked, EXPORTS))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -157,6 +163,7 @@ def test_source_of_an_earlier_call_is_not_encoded_again(name: str) -> None:
         assert session.describe_execution()["encoder_runs"] == 1
 
 
+@pytest.mark.exporters
 def test_text_is_encoded_for_the_encoder_and_the_decoder_begins_as_configured() -> None:
     reference = _reference("marian")
     with _open("marian-optimum", num_slots=1) as session:
@@ -168,6 +175,7 @@ def test_text_is_encoded_for_the_encoder_and_the_decoder_begins_as_configured() 
     assert reference.continues(ids, [reference.start], generated.tokens, 8)
 
 
+@pytest.mark.exporters
 def test_request_that_does_not_fit_the_encoder_is_refused_by_name() -> None:
     with _open("t5-optimum") as session:
         with pytest.raises(ConfigError, match="encoder-decoder: 'source' must be a text or token ids"):
@@ -183,6 +191,7 @@ def test_request_that_does_not_fit_the_encoder_is_refused_by_name() -> None:
             session.generate([GenerationRequest(source=np.zeros((80, 100), np.float32), max_new_tokens=4)])
 
 
+@pytest.mark.exporters
 def test_decoder_without_its_encoder_is_refused(tmp_path: Path) -> None:
     for file in optimum_export("t5").iterdir():
         if file.name not in ("encoder_model.onnx", "decoder_model.onnx", "decoder_model_merged.onnx"):
@@ -191,6 +200,7 @@ def test_decoder_without_its_encoder_is_refused(tmp_path: Path) -> None:
         olive_ext.open(tmp_path)
 
 
+@pytest.mark.exporters
 def test_lm_eval_gets_the_answers_that_its_own_backend_gives() -> None:
     pairs = [("Ann sees the blue", " stone"), ("Bob carries a heavy wheel", " number 3"), ("", " garden")]
     asked = [Instance("loglikelihood", {}, pair, index, ("t", index, 1)) for index, pair in enumerate(pairs)]
@@ -209,6 +219,7 @@ def test_lm_eval_gets_the_answers_that_its_own_backend_gives() -> None:
         assert theirs.startswith(ours)  # max_gen_toks counts the source's tokens as well in HFLM
 
 
+@pytest.mark.slow
 def test_lm_eval_is_told_that_a_model_of_sound_takes_no_text() -> None:
     with pytest.raises(TaskError, match="encoder-decoder that takes features of sound"):
         OrtLM(str(optimum_export("whisper")))
