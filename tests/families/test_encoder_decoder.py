@@ -222,4 +222,4 @@ def test_lm_eval_gets_the_answers_that_its_own_backend_gives() -> None:
 @pytest.mark.slow
 def test_lm_eval_is_told_that_a_model_of_sound_takes_no_text() -> None:
     with pytest.raises(TaskError, match="encoder-decoder that takes features of sound"):
-        OrtLM(str(optimum_export("whisper")))
+        OrtLM(str(genai_export("whisper", "0.18.0")))
