@@ -32,6 +32,7 @@ DOORS = {
         "olive_ext.model.providers",
         "olive_ext.model.session",
         "olive_ext.engine.runner",
+        "olive_ext.engine.adapters",
         "olive_ext.engine.head",
         "olive_ext.engine.embedding",
         "olive_ext.engine.feed",

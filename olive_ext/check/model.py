@@ -110,12 +110,14 @@ def _check_runtime(config: EvaluationConfig, files: ModelFiles, section: Section
 
 
 def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findings) -> DecoderSpec:
+    from olive_ext.engine.adapters import Adapters
     from olive_ext.graph.head import add_scoring_head
     from olive_ext.graph.load import load_graph
     from olive_ext.model.spec import read_spec
 
     graph = load_graph(files.decoder)
-    spec = read_spec(graph, files.genai_config, config.max_length, files.hf_config)
+    adapters = Adapters(config.engine.adapters)
+    spec = read_spec(graph, files.genai_config, config.max_length, files.hf_config, adapters.names)
     section = findings.section("Decoder")
     section.add("context length", spec.context_length, "max_length" if config.max_length else "")
     section.add("vocabulary", spec.vocab_size)

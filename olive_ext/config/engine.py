@@ -27,7 +27,12 @@ class EngineConfig(Strict):
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities
-    computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device."""
+    computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device; only
+    KV caches that drop old positions (sliding_window_cache) are given their full length in both."""
+
+    adapters: list[str] = Field(default_factory=list)
+    """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
+    run. The one setting here that changes the numbers."""
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import onnxruntime as ort
 import psutil
 
 from olive_ext.config import EngineConfig
+from olive_ext.engine.adapters import Adapters
 from olive_ext.engine.device_check import choose_chunk_size
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
@@ -21,12 +22,13 @@ from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_view import ViewKv
-from olive_ext.engine.probe import NOTE, takes_several_tokens
+from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
-from olive_ext.errors import ModelError
+from olive_ext.errors import ConfigError, ModelError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.cross import cross_graph
+from olive_ext.graph.edit import drop_shape_hints
 from olive_ext.graph.full_length import with_full_length_kv
 from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
 from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
@@ -58,6 +60,8 @@ def open_engine(
     runtime, reason = choose_runtime(config, files)
     chosen = {"runtime": runtime, "runtime_origin": reason}
     if runtime == "genai":
+        if config.adapters:
+            raise ConfigError(f"'engine.adapters' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({reason})")
         from olive_ext.engine.genai_open import open_genai_engine  # imported here: few models need it
 
         return open_genai_engine(
@@ -69,32 +73,45 @@ def open_engine(
             allow_cpu_fallback=allow_cpu_fallback,
             profile_prefix=profile_prefix,
         )
-    proto, spec = _read(files, max_length)
-    proto = with_full_length_kv(proto)
+    adapters = Adapters(config.adapters)
+    proto, spec = _read(files, max_length, adapters)
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
     session, head = opener.decoder(proto, spec)
     del proto  # inline weights would stay in memory twice
-    device = opener.device(session)
+    adapters.attach(session, opener.device(session))
+    return _engine(opener, session, head, spec, adapters, batch_size, chosen)
+
+
+def _engine(
+    opener: _Opener,
+    session: ort.InferenceSession,
+    head: Head,
+    spec: DecoderSpec,
+    adapters: Adapters,
+    batch_size: int | None,
+    chosen: Mapping[str, Any],
+) -> Engine:
+    """The engine around an opened decoder."""
+    config, device = opener.config, opener.device(session)
     num_slots, origin = choose_num_slots(config, batch_size, spec, device)
     form = _kv_form(spec, device)
     kv = form(session, spec, num_slots, device, opener.helper)
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
-    notes[:0] = spec.notes
-    facts = {"model": str(files.decoder), **chosen, **slots, "notes": notes}
+    notes = [*spec.notes, *notes]
+    facts = {"model": str(opener.files.decoder), **chosen, **slots, "notes": notes, **adapters.describe()}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
-    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder)
-    if spec.states and chunk_size > 1 and not takes_several_tokens(runner):
-        chunk_size = 1
-        notes.append(NOTE)
+    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder, adapters)
+    if form is ReturnedKv and encoder is None:
+        chunk_size = fitting_chunk_size(chunk_size, runner, notes)
     return Engine(runner, chunk_size)
 
 
-def _read(files: ModelFiles, max_length: int | None) -> tuple[ModelProto, DecoderSpec]:
+def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tuple[ModelProto, DecoderSpec]:
     proto = load_graph(files.decoder)
     try:
-        spec = read_spec(proto, files.genai_config, max_length, files.hf_config)
+        spec = read_spec(proto, files.genai_config, max_length, files.hf_config, adapters.names)
         check_scoring(proto, spec.logits.name)
     except ModelError as error:
         raise suggest_genai(error, files) from error
@@ -137,6 +154,9 @@ class _Opener:
     profile_prefix: Path | None
 
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
+        proto = with_full_length_kv(proto)
+        if not spec.is_kv_in_place:
+            drop_shape_hints(proto.graph)
         if self.config.graph == "untouched":
             session = self._from_memory(proto, self.files.decoder)
             head = self.helper(

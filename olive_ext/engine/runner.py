@@ -7,6 +7,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from olive_ext.engine.adapters import Adapters
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
@@ -35,7 +36,9 @@ class OrtRunner:
         device: Device,
         embedding: Embedding | None = None,
         encoder: Encoder | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._embedding = embedding
         self._encoder = encoder
         self._feed = Feed(session, device)
@@ -134,6 +137,8 @@ class OrtRunner:
             self._embedding.bind(step.rows, binding)
         if self._encoder is not None:
             self._encoder.bind(step.rows[0].source, binding)
+        if self._adapters is not None:
+            self._adapters.bind(binding)
         self._head.bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         outputs = binding.get_outputs()

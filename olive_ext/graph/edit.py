@@ -112,6 +112,16 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def drop_shape_hints(graph: onnx.GraphProto) -> None:
+    """Removes in place what the exporter noted of intermediate shapes, where a length in it is symbolic.
+
+    A hint may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all), and
+    ONNX Runtime puts values that seem equally large in one buffer, and then fails. What it needs it infers itself.
+    """
+    hints = ((index, value.type.tensor_type.shape.dim) for index, value in enumerate(graph.value_info))
+    _delete(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
+
+
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}

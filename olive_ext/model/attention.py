@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import onnx
 
-from olive_ext.model.types import TensorSpec
+from olive_ext.model.types import KvTensor, TensorSpec
 
 
 class AttentionNodes:
@@ -60,6 +62,17 @@ def rotary_rows(graph: onnx.GraphProto) -> int | None:
     """Positions that the rotary embedding's largest cos_cache holds."""
     rows = [tensor.dims[0] for tensor in graph.initializer if "cos_cache" in tensor.name and len(tensor.dims) == 2]
     return max(rows, default=None)
+
+
+def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:
+    """What becomes of caches that drop old positions, where there are any."""
+    windows = [tensor.window for tensor in kv if tensor.window is not None]
+    if windows:
+        sizes = " and ".join(map(str, sorted(set(windows))))
+        yield (
+            f"{len(windows)} of {len(kv)} KV tensors keep {sizes} positions in the file (sliding_window_cache); here "
+            "they keep all, so that slots can be rewound and shared: more memory, the same results"
+        )
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -107,6 +107,7 @@ UNSUPPORTED = (
     (r"total_sequence|current_sequence", "lengths in place of an attention mask"),
     (r"key_scale|value_scale", "scales of a KV cache quantized for each token"),
     (r"num_logits_to_keep|logits_to_keep", "the graph cuts its logits itself"),
+    (r"(?i)lora", "weights of a LoRA adapter; name its .onnx_adapter file in engine.adapters"),
     (r"token_type_ids|_gate$", "token types or modality gates"),
     (r"conv|recurrent|ssm|past_states|state", "a state whose output is not known"),
 )

@@ -9,14 +9,14 @@ Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError
-from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec
+from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec, window_notes
 from olive_ext.model.encoder import read_cross_inputs
 from olive_ext.model.names import (
     EMBEDDING_NAMES,
@@ -30,23 +30,25 @@ from olive_ext.model.names import (
 from olive_ext.model.rounding import has_step_scales, rounding_notes
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
+Config = Mapping[str, Any]
 _INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
 """Keys of config.json for the most positions of a decoder."""
-_INTEGER_KV = frozenset({TensorProto.INT8, TensorProto.UINT8})
 
 
 def read_spec(
     model: onnx.ModelProto,
-    genai_config: Mapping[str, Any],
+    genai_config: Config,
     max_length: int | None = None,
-    hf_config: Mapping[str, Any] | None = None,
+    hf_config: Config | None = None,
+    provided: Container[str] = (),
 ) -> DecoderSpec:
-    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any.
+    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
+    in `provided` are filled by others (adapters) and left out.
 
     Raises ModelError, naming the input or output, for a graph that is not understood or not supported yet.
     """
-    return _Reader(model, genai_config, hf_config or {}).read(max_length)
+    return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
 
 
 def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
@@ -59,14 +61,16 @@ def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSp
 
 
 class _Reader:
-    def __init__(self, model: onnx.ModelProto, genai_config: Mapping[str, Any], hf_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, genai_config: Config, hf_config: Config, provided: Container[str] = ()
+    ) -> None:
         self._graph = model.graph
         self._model_config: Mapping[str, Any] = genai_config.get("model", {})
         self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
-        self._search_config: Mapping[str, Any] = genai_config.get("search", {})
         self._hf_config = hf_config
         weights = {tensor.name for tensor in model.graph.initializer}
-        self._inputs = {value.name: tensor_spec(value) for value in model.graph.input if value.name not in weights}
+        inputs = (value for value in model.graph.input if value.name not in weights and value.name not in provided)
+        self._inputs = {value.name: tensor_spec(value) for value in inputs}
         self._outputs = {value.name: tensor_spec(value) for value in model.graph.output}
         self._attention = AttentionNodes(model.graph)
         self._is_packed = any(name in self._inputs for name in ROLE_NAMES[Role.BLOCK_TABLE])
@@ -88,7 +92,7 @@ class _Reader:
         kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
         states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
         logits = self._logits()
-        self._note_windows(kv)
+        self._notes.extend(window_notes(kv))
         obstacle = self._in_place_obstacle(kv, states)
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
@@ -181,16 +185,6 @@ class _Reader:
         heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
-
-    def _note_windows(self, kv: tuple[KvTensor, ...]) -> None:
-        if windowed := [tensor for tensor in kv if tensor.window is not None]:
-            windows = " and ".join(
-                map(str, sorted({tensor.window for tensor in windowed if tensor.window is not None}))
-            )
-            self._note(
-                f"{len(windowed)} of {len(kv)} KV tensors keep {windows} positions in the file (sliding_window_cache); "
-                "here they keep all, so that slots can be rewound and shared: more memory, the same results"
-            )
 
     def _static_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
         """A static cache [batch, positions, width]: the graph writes at indices that it is given."""
@@ -291,8 +285,6 @@ class _Reader:
                 return f"'{tensor.past}' is not read by one GroupQueryAttention alone"
             if self._attention.present(tensor.past) != tensor.present:
                 return f"'{tensor.present}' does not come from the GroupQueryAttention that reads '{tensor.past}'"
-            if tensor.elem_type in _INTEGER_KV and self._search_config.get("past_present_share_buffer") is False:
-                return f"'{tensor.past}' is quantized, and genai_config.json has past_present_share_buffer false"
         return None
 
 

@@ -22,11 +22,13 @@ _DIGEST_BYTES = 8
 
 
 def environment(settings: EvaluationSettings) -> str:
-    """Digest (16 hex digits) of the versions in use and of the task files that the settings name.
+    """Digest (16 hex digits) of the versions in use, and of the task files and adapters that the settings name.
 
     Files count by size and time of change: data sets lie among them.
     """
-    files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(set(_task_files(settings)))]
+    adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
+    paths = sorted({*_task_files(settings), *adapters})
+    files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
     return digest({"versions": versions(), "files": files})
 
 

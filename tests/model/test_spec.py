@@ -158,9 +158,8 @@ def test_kv_may_be_quantized():
     spec = read_spec(graph, GENAI_CONFIG)
     assert (spec.kv[0].elem_type, spec.kv[0].head_size) == (TensorProto.UINT8, 8)
     assert spec.is_kv_in_place
-    spec = read_spec(graph, changed("search", past_present_share_buffer=False))
-    assert not spec.is_kv_in_place
-    assert any("is quantized" in note for note in spec.notes)
+    # onnxruntime-genai keeps two buffers on the CPU; the kernel shares one all the same.
+    assert read_spec(graph, changed("search", past_present_share_buffer=False)).is_kv_in_place
 
 
 def test_input_ids_may_be_int32():

@@ -260,6 +260,7 @@ class OrtLM(CompletePairs):
         execution = self.session.describe_execution()
         facts = {
             "model": self.content_hash or execution.get("model"),
+            "adapters": sorted(execution.get("adapters", {}).values()),
             "providers": execution.get("providers"),
             "max_length": self.max_length,
             "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
