@@ -6,9 +6,10 @@ A store binds past and present of a step's rows to a session, and keeps what com
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -35,35 +36,53 @@ class Device:
         return self.kind in POINTER_DEVICES
 
 
-class KvStore(Protocol):
+@dataclass(frozen=True)
+class KvPlace:
+    """What a store serves and where: the decoder's session, its caches, the slots, and how helper graphs are opened."""
+
+    session: ort.InferenceSession
+    spec: DecoderSpec
+    num_slots: int
+    device: Device
+    open_graph: Callable[[bytes], ort.InferenceSession]
+
+
+class KvStore(ABC):
     """KV of `num_slots` slots with `capacity` positions each."""
 
-    @property
-    def batching(self) -> Batching: ...
+    batching: ClassVar[Batching]
 
-    @property
-    def num_slots(self) -> int: ...
+    def __init__(self, place: KvPlace) -> None:
+        self.num_slots = place.num_slots
+        self.capacity = 0
+        self._session = place.session
+        self._spec = place.spec
+        self._device = place.device
+        self._open_graph = place.open_graph
 
-    @property
-    def capacity(self) -> int: ...
-
+    @abstractmethod
     def reserve(self, capacity: int) -> None:
         """Allocates anew with `capacity` positions for each slot; what was resident is gone."""
-        ...
 
-    def copy(self, copy: Copy) -> None: ...
+    @abstractmethod
+    def copy(self, copy: Copy) -> None:
+        """Makes the first positions of a slot those of another."""
 
+    @abstractmethod
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         """A binding of the session in which past and present of `rows` are bound."""
-        ...
 
-    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
-        """Takes in the values of the present outputs, in the order of the KV tensors, after the run."""
-        ...
+    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:  # noqa: B027 (nothing to do)
+        """Takes in the present outputs, in the order of the caches, after the run: nothing where the graph has written
+        in place."""
 
-    def describe(self) -> Mapping[str, Any]: ...
+    @abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """Which form it is, for `describe_execution`."""
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Releases the memory."""
 
 
 def bytes_per_position(kv: Sequence[KvTensor]) -> int:

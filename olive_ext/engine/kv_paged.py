@@ -5,43 +5,31 @@ Each slot owns the same number of neighbouring blocks, so the table of a row is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.kv import Device
+from olive_ext.engine.kv import KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.rows import fork_graph
-from olive_ext.model.types import DecoderSpec, Role
+from olive_ext.model.types import Role
 
 BLOCK_SIZE = 256
 """Positions of a block. FlashAttention's tiles on CUDA are made for multiples of 256."""
 
 
-class PagedKv:
+class PagedKv(KvStore):
     """A pool of blocks for each KV tensor, past and present in one."""
 
     batching = Batching.PACKED
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        num_slots: int,
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-    ) -> None:
-        self.num_slots = num_slots
-        self.capacity = 0
-        self._session = session
-        self._spec = spec
-        self._device = device
-        self._open_graph = open_graph
+    def __init__(self, place: KvPlace) -> None:
+        super().__init__(place)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[ort.OrtValue] = []
-        self._table = next(found.tensor.name for found in spec.inputs if found.role is Role.BLOCK_TABLE)
+        self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
     def reserve(self, capacity: int) -> None:
         self.close()
@@ -74,9 +62,6 @@ class PagedKv:
             binding.bind_ortvalue_output(tensor.present, pool)
         binding.bind_cpu_input(self._table, np.stack([self._blocks(row.slot) for row in rows]).astype(np.int32))
         return binding
-
-    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
-        """Nothing comes back: the graph has written into the blocks."""
 
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "in_place", "kv_binding": f"blocks of {BLOCK_SIZE} positions, each slot its own"}

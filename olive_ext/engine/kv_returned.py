@@ -6,17 +6,16 @@ what was resident at a fork is kept, and only forks can be gone back to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.kv import Device, zeros
+from olive_ext.engine.kv import KvPlace, KvStore, zeros
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.rows import slice_graph
-from olive_ext.model.types import DecoderSpec
 
 Values = tuple[ort.OrtValue, ...]
 
@@ -30,30 +29,18 @@ class _Slot:
     forks: dict[int, Values] = field(default_factory=dict)
 
 
-class ReturnedKv:
+class ReturnedKv(KvStore):
     """Device tensors for each slot; rows run one at a time."""
 
     batching = Batching.SINGLE
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        num_slots: int,
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-    ) -> None:
-        self.num_slots = num_slots
-        self.capacity = 0
-        self._session = session
-        self._spec = spec
-        self._device = device
+    def __init__(self, place: KvPlace) -> None:
+        super().__init__(place)
         self._empty: Values = (
-            *(zeros(tensor.shape(1, 0), tensor.elem_type) for tensor in spec.kv),
-            *(zeros([1, *state.shape], state.elem_type) for state in spec.states),
+            *(zeros(tensor.shape(1, 0), tensor.elem_type) for tensor in self._spec.kv),
+            *(zeros([1, *state.shape], state.elem_type) for state in self._spec.states),
         )
         self._slots = self._fresh_slots()
-        self._open_graph = open_graph
         self._slicer: ort.InferenceSession | None = None
 
     def reserve(self, capacity: int) -> None:

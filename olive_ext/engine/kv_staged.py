@@ -8,41 +8,30 @@ Between the two rows move on the device: Gather takes one out of the pool, Scatt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.kv import Device
+from olive_ext.engine.kv import KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.rows import put_row_graph, take_row_graph
-from olive_ext.model.types import DecoderSpec, KvTensor
+from olive_ext.model.types import KvTensor
 
 Values = list[ort.OrtValue]
 
 
-class StagedKv:
+class StagedKv(KvStore):
     """KV that the graph reads and writes in place, in a pool or in the staging row."""
 
     batching = Batching.POOL
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        num_slots: int,
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-    ) -> None:
-        self.num_slots = num_slots
-        self.capacity = 0
-        self._session = session
-        self._kv = spec.kv
-        self._device = device
-        elem_types = [tensor.elem_type for tensor in spec.kv]
-        self._take = open_graph(take_row_graph(elem_types)) if num_slots > 1 else None
-        self._put = open_graph(put_row_graph(elem_types)) if num_slots > 1 else None
+    def __init__(self, place: KvPlace) -> None:
+        super().__init__(place)
+        elem_types = [tensor.elem_type for tensor in self._spec.kv]
+        self._take = self._open_graph(take_row_graph(elem_types)) if self.num_slots > 1 else None
+        self._put = self._open_graph(put_row_graph(elem_types)) if self.num_slots > 1 else None
         self._staging: Values = []
         self._pool: Values = []
         self._bindings: dict[int, ort.IOBinding] = {}
@@ -52,10 +41,10 @@ class StagedKv:
     def reserve(self, capacity: int) -> None:
         self.close()
         self.capacity = capacity
-        self._staging = [self._allocate(tensor, 1) for tensor in self._kv]
+        self._staging = [self._allocate(tensor, 1) for tensor in self._spec.kv]
         self._bindings[1] = self._binding(self._staging)
         if self.num_slots > 1:
-            self._pool = [self._allocate(tensor, self.num_slots) for tensor in self._kv]
+            self._pool = [self._allocate(tensor, self.num_slots) for tensor in self._spec.kv]
             self._bindings[self.num_slots] = self._binding(self._pool)
 
     def copy(self, copy: Copy) -> None:
@@ -73,9 +62,6 @@ class StagedKv:
             self._write_back()
             self._staged_slot = None
         return self._bindings[len(rows)]
-
-    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
-        """Nothing comes back: the graph has written into the slots."""
 
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "in_place", "kv_binding": "device values without address: a pool and a staging row"}
@@ -117,7 +103,7 @@ class StagedKv:
 
     def _binding(self, values: Values) -> ort.IOBinding:
         binding = self._session.io_binding()
-        for tensor, value in zip(self._kv, values, strict=True):
+        for tensor, value in zip(self._spec.kv, values, strict=True):
             binding.bind_ortvalue_input(tensor.past, value)
             binding.bind_ortvalue_output(tensor.present, value)
         return binding

@@ -5,48 +5,36 @@ buffer [slots, heads, capacity, head_size]      rows 2 and 3 of a step = one vie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.kv import ITEM_BYTES, Device
+from olive_ext.engine.kv import ITEM_BYTES, Device, KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.rows import copy_graph
-from olive_ext.model.types import DecoderSpec, KvTensor
+from olive_ext.model.types import KvTensor
 
 Bytes = npt.NDArray[np.uint8]
 
 
-class ViewKv:
+class ViewKv(KvStore):
     """KV that the graph reads and writes in place."""
 
     batching = Batching.RANGE
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        num_slots: int,
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-    ) -> None:
-        self.num_slots = num_slots
-        self.capacity = 0
-        self._session = session
-        self._kv = spec.kv
-        self._device = device
+    def __init__(self, place: KvPlace) -> None:
+        super().__init__(place)
         self._buffers: list[_Buffer] = []
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
-        self._open_graph = open_graph
         self._copier: ort.InferenceSession | None = None
 
     def reserve(self, capacity: int) -> None:
         self.close()
         self.capacity = capacity
-        for tensor in self._kv:
+        for tensor in self._spec.kv:
             self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._device))
 
     def copy(self, copy: Copy) -> None:
@@ -55,7 +43,7 @@ class ViewKv:
                 buffer.copy(copy)
             return
         if self._copier is None:
-            self._copier = self._open_graph(copy_graph([tensor.elem_type for tensor in self._kv]))
+            self._copier = self._open_graph(copy_graph([tensor.elem_type for tensor in self._spec.kv]))
         binding = self._copier.io_binding()
         for i, buffer in enumerate(self._buffers):
             binding.bind_input(f"x{i}", *buffer.view(copy.source, 1))
@@ -67,15 +55,12 @@ class ViewKv:
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._session.io_binding()
-            for tensor, buffer in zip(self._kv, self._buffers, strict=True):
+            for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
                 view = buffer.view(*key)
                 binding.bind_input(tensor.past, *view)
                 binding.bind_output(tensor.present, *view)
             self._bindings[key] = binding
         return binding
-
-    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
-        """Nothing comes back: the graph has written into the slots."""
 
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}

@@ -17,7 +17,7 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.head import GraphHead, Head, SeparateHead
-from olive_ext.engine.kv import Device, KvStore, bytes_of_source, bytes_per_position
+from olive_ext.engine.kv import Device, KvPlace, KvStore, bytes_of_source, bytes_per_position
 from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
@@ -94,8 +94,7 @@ def _engine(
     """The engine around an opened decoder."""
     config, device = opener.config, opener.device(session)
     num_slots, origin = choose_num_slots(config, batch_size, spec, device)
-    form = _kv_form(spec, device)
-    kv = form(session, spec, num_slots, device, opener.helper)
+    kv = _kv_form(spec, device)(KvPlace(session, spec, num_slots, device, opener.helper))
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
     notes = [*spec.notes, *notes]
@@ -103,7 +102,7 @@ def _engine(
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
     runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder, adapters)
-    if form is ReturnedKv and encoder is None:
+    if isinstance(kv, ReturnedKv) and encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
     return Engine(runner, chunk_size)
 
@@ -135,7 +134,7 @@ def choose_num_slots(
     return min(DEFAULT_SLOTS, fitting), why
 
 
-def _kv_form(spec: DecoderSpec, device: Device) -> Callable[..., KvStore]:
+def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     if spec.is_paged:
         return PagedKv
     if not spec.is_kv_in_place:

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.kv import Device
+from olive_ext.engine.kv import Device, KvPlace
 from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.graph.load import load_graph
@@ -36,7 +36,7 @@ class Rows:
         spec = read_spec(load_graph(files.decoder), files.genai_config)
         providers = resolve_providers("cpu")
         session = open_session(files.decoder, providers)
-        self.kv = ViewKv(session, spec, SLOTS, Device("cpu"), lambda graph: open_session(graph, providers))
+        self.kv = ViewKv(KvPlace(session, spec, SLOTS, Device("cpu"), lambda graph: open_session(graph, providers)))
         self.kv.reserve(CAPACITY)
         self._session = session
         self._num_caches = len(spec.kv)
