@@ -25,7 +25,7 @@ from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.cross import cross_graph
 from olive_ext.graph.edit import drop_shape_hints
@@ -97,6 +97,8 @@ def _engine(
     kv = _kv_form(spec, device)(KvPlace(session, spec, num_slots, device, opener.helper))
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
     chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
+    if notes and spec.cross:
+        raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
     facts = {"model": str(opener.files.decoder), **chosen, **slots, "notes": notes, **adapters.describe()}
     embedding = opener.embedding(spec, device) if spec.embeddings else None

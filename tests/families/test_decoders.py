@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from docs.decoders import measure
-from tests.exports import ALL
+from tests.exports import ALL, export
 
 COMMON = [
     "gemma3_text-genai-0.18",  # windowed cache
@@ -41,6 +41,9 @@ def _check(name: str) -> None:
     row = measure(name, "cpu")
     if name in REFUSED:
         assert REFUSED[name] in row["refused"]
+        return
+    if export(name).not_on_cpu:
+        assert row["refused"].startswith("ONNX Runtime")
         return
     assert "refused" not in row, row
     bound = NATS[row["dtype"]]
