@@ -36,6 +36,7 @@ from olive_ext.config import (  # noqa: E402
     accepts,
     schema,
 )
+from olive_ext.model.providers import NOT_RUN, TABLE  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
@@ -70,7 +71,23 @@ def documents() -> dict[Path, str]:
         REFERENCE / f"schema-{kind}.json": json.dumps(schema(kind), indent=2, ensure_ascii=False) + "\n"
         for kind in SCHEMA_KINDS
     }
-    return {REFERENCE / "cli.md": cli(), REFERENCE / "config.md": config(), **schemas}
+    pages = {"cli.md": cli(), "config.md": config(), "providers.md": providers()}
+    return {**{REFERENCE / name: text for name, text in pages.items()}, **schemas}
+
+
+def providers() -> str:
+    """The execution providers, one row for each."""
+    rows = []
+    for row in TABLE:
+        names = ", ".join(f"`{name}`" for name in (row.short, *row.aliases))
+        defaults = ", ".join(f"`{key}={value}`" for key, value in row.defaults.items())
+        rows.append((names, f"`{row.name}`", row.device, defaults, row.known or NOT_RUN))
+    return _page(
+        "Execution providers",
+        "Names that `execution_provider` and `--provider` take beside ONNX Runtime's own, where tensors live, default "
+        "options, and what is known not to work. Plugin libraries are named in `provider_libraries`.",
+        _table(("name", "ONNX Runtime's name", "device", "default options", "known not to work"), rows),
+    )
 
 
 def config() -> str:

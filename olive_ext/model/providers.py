@@ -21,6 +21,7 @@ from olive_ext.model.types import Provider
 logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
+NOT_RUN = "not run so far"
 Written = tuple[str, Mapping[str, Any]]
 
 
@@ -34,18 +35,38 @@ class Row:
     device: str = "cpu"
     defaults: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    known: str = ""
+    """What is known not to work there, or that it was not run, for the documentation."""
 
 
 TABLE = (
-    Row("cpu", CPU),
+    Row("cpu", CPU, known="bfloat16 decoders, fp8 and paged KV caches have no kernels"),
     # TF32 rounds the inputs of a float32 product to 10 bits: log-probabilities would no longer agree with the CPU's.
-    Row("cuda", "CUDAExecutionProvider", "cuda", {"use_tf32": "0"}),
-    Row("tensorrt", "TensorrtExecutionProvider", "cuda", aliases=("trt",)),
-    Row("nvtensorrtrtx", "NvTensorRTRTXExecutionProvider", "cuda", aliases=("trt-rtx",)),
-    Row("dml", "DmlExecutionProvider", "dml", aliases=("directml",)),
-    Row("openvino", "OpenVINOExecutionProvider"),
-    Row("qnn", "QNNExecutionProvider"),
-    Row("webgpu", "WebGpuExecutionProvider", "webgpu"),
+    Row(
+        "cuda",
+        "CUDAExecutionProvider",
+        "cuda",
+        {"use_tf32": "0"},
+        known=f"GroupQueryAttention has fp16 and bf16 kernels only, no fp32; {NOT_RUN}",
+    ),
+    Row("tensorrt", "TensorrtExecutionProvider", "cuda", aliases=("trt",), known=f"an engine per shape; {NOT_RUN}"),
+    Row(
+        "nvtensorrtrtx",
+        "NvTensorRTRTXExecutionProvider",
+        "cuda",
+        aliases=("trt-rtx",),
+        known=f"an engine per shape unless profiles are given in the options; {NOT_RUN}",
+    ),
+    Row("dml", "DmlExecutionProvider", "dml", aliases=("directml",), known=f"values without address; {NOT_RUN}"),
+    Row("openvino", "OpenVINOExecutionProvider", known=f'NPUs need fixed shapes: runtime "genai"; {NOT_RUN}'),
+    Row("qnn", "QNNExecutionProvider", known=f'fixed shapes and pipelines only: runtime "genai"; {NOT_RUN}'),
+    Row(
+        "webgpu",
+        "WebGpuExecutionProvider",
+        "webgpu",
+        known="no Attention of opset 23 and 24 (mobius' default exports run on the CPU); on Mesa's software Vulkan "
+        "steps of 32 tokens are wrong, which is found by trying; encoder-decoders are refused there",
+    ),
     Row("migraphx", "MIGraphXExecutionProvider", "gpu"),
     Row("rocm", "ROCMExecutionProvider", "gpu"),
     Row("coreml", "CoreMLExecutionProvider"),
