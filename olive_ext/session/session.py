@@ -152,8 +152,9 @@ class Session:
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
-        counters = dataclasses.asdict(self._engine.counters)
-        return {**self._facts, "max_length": self.max_length, **self._engine.describe(), "counters": counters}
+        facts = self._engine.describe()
+        counters = {**dataclasses.asdict(self._engine.counters), **facts.get("counters", {})}
+        return {**self._facts, "max_length": self.max_length, **facts, "counters": counters}
 
     def __enter__(self) -> Self:
         return self
