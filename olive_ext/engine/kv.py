@@ -1,4 +1,4 @@
-"""The KV cache behind a runner: what the three forms of it share.
+"""The KV cache behind a runner: what the four forms of it share.
 
 A store binds past and present of a step's rows to a session, and keeps what comes back. It knows no tokens.
 """

@@ -52,9 +52,6 @@ class Slots:
     def length(self, slot: int) -> int:
         return self._lengths[slot]
 
-    def is_busy(self, slot: int) -> bool:
-        return slot in self._busy
-
     def take(self, tokens: TokenArray, limit: int, source: str = "") -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one.
 

@@ -62,10 +62,6 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
     """lm-eval's Hugging Face model over what the handler loads: its adapters and load arguments count."""
     from olive_ext.backends.hf import open_hf
 
-    arguments = dict(config.model_args)
-    if isinstance(config.apply_chat_template, str):
-        chosen = {"chat_template": config.apply_chat_template}
-        arguments["chat_template_args"] = {**chosen, **arguments.get("chat_template_args", {})}
     place = torch_device(config.device, device)
     loaded = model.load_model(cache_model=False).eval().to(place)
     return open_hf(
@@ -74,7 +70,7 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
         device=place,
         batch_size=config.batch_size,
         max_length=config.max_length,
-        model_args=arguments,
+        model_args=config.model_args,
     )
 
 

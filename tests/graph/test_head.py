@@ -238,7 +238,9 @@ def test_own_graph_scores_given_logits(elem_type, vocab_size, counts):
 
 
 def test_own_graph_takes_bfloat16():
-    session(scoring_graph(TensorProto.BFLOAT16))
+    opened = session(scoring_graph(TensorProto.BFLOAT16))
+    assert opened.get_inputs()[0].type == "tensor(bfloat16)"
+    assert [output.type for output in opened.get_outputs()] == ["tensor(float)", "tensor(int64)", "tensor(float)"]
 
 
 def test_pruned_logits_are_refused_when_declared():

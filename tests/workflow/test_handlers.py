@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from olive.hardware.accelerator import Device
 from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
 
+from olive_ext.backends.harness import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
-from olive_ext.workflow.handlers import hf_config, label, onnx_config, resolve, text_decoder, torch_device
+from olive_ext.workflow.handlers import (
+    hf_config,
+    label,
+    onnx_config,
+    open_baseline,
+    resolve,
+    text_decoder,
+    torch_device,
+)
 from olive_ext.workflow.measure import measure
 from tests.exports import genai_export, hf_model
 from tests.workflow.recipes import REPORT, Evaluate
@@ -29,6 +39,17 @@ def package() -> Path:
 
 def handler(path: Path, **more: Any) -> ONNXModelHandler:
     return ONNXModelHandler(str(path), **more)
+
+
+def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
+    handler = HfModelHandler(str(hf_model("llama")))
+    tokenizer = handler.get_hf_tokenizer()
+    tokenizer.chat_template = {"plain": "P {{ messages[0].content }}", "loud": "L {{ messages[0].content }}"}
+    named = SimpleNamespace(load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
+    config = hf_config(handler, settings(apply_chat_template="loud"))
+    baseline = open_baseline(named, config, Device.CPU)
+    with chosen_template(baseline, config.apply_chat_template):
+        assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
 
 @pytest.mark.parametrize("as_file", [True, False])
