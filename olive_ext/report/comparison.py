@@ -1,0 +1,128 @@
+"""What a comparison with a reference model found: plain data. Knows no model and no statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ALL = "all"
+"""The task's name in a `Divergence` over the positions of all tasks."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number's distribution over positions."""
+
+    mean: float
+    stderr: float | None
+    """Of the mean, over documents; None for a single document."""
+
+    median: float
+    p90: float
+    p99: float
+    p999: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Positions of one kind: how many, and their mean KL in nats."""
+
+    label: str
+    count: int
+    mean: float | None
+    """None where there are no positions."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far the candidate's next-token distributions are from the reference's, on the same tokens of one task."""
+
+    task: str
+    num_documents: int
+    num_positions: int
+    kl: Spread
+    """KL(reference || candidate) in nats."""
+
+    kl_lower: float
+    """A lower bound of the mean that sampling error does not touch; the mean itself where it is exact."""
+
+    kl_sampling_error: float
+    """Standard error of the mean KL that comes from keeping a part of the reference's distributions; 0 where exact."""
+
+    top1_agreement: float
+    """Share of positions where both models' most likely token is the same."""
+
+    top1_agreement_stderr: float | None
+    top_probability_difference: float
+    """Mean of candidate's minus reference's probability of the reference's most likely token."""
+
+    top_probability_rms: float
+    """Root of the mean square of that difference."""
+
+    perplexity_reference: float
+    perplexity_candidate: float
+    perplexity_ratio: float
+    """Candidate's over reference's, per token."""
+
+    perplexity_ratio_stderr: float | None
+    histogram: tuple[Bin, ...] = ()
+    """KL by its size; labels are the bins' lower edges in nats."""
+
+    by_position: tuple[Bin, ...] = ()
+    by_class: tuple[Bin, ...] = ()
+    """KL by what kind of token comes next: word start, inside of a word, number, punctuation, white space, special."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One per-document metric of one task, for both models on the same documents."""
+
+    task: str
+    metric: str
+    filter: str
+    num_documents: int
+    reference: float
+    candidate: float
+    difference: float
+    """Candidate minus reference."""
+
+    low: float
+    high: float
+    """95 % interval of the difference, by paired bootstrap over documents."""
+
+    right_to_wrong: int
+    wrong_to_right: int
+    mcnemar_p: float
+    """Exact two-sided p-value that flips of both directions are equally likely."""
+
+    documents_needed: Mapping[str, int | None]
+    """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A document that one model answers rightly and the other wrongly."""
+
+    task: str
+    doc_id: int
+    direction: Literal["right_to_wrong", "wrong_to_right"]
+    question: str
+    target: str
+    reference_answer: str
+    candidate_answer: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything found against one reference."""
+
+    reference: Mapping[str, Any]
+    """Path, kind, content hash, tokenizer, mode ("resident" or "recorded"), and the record's form and size."""
+
+    divergences: tuple[Divergence, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The reference's own lm-eval results, as `Report.results`."""
