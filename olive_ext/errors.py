@@ -25,6 +25,10 @@ class TaskError(OliveExtError):
     """A task cannot be found or asks for something the model cannot do."""
 
 
+class RequirementError(OliveExtError):
+    """A model was measured, and breaks a bound that the recipe requires."""
+
+
 class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 

@@ -4,18 +4,21 @@ from olive_ext.config.accepts import accepts
 from olive_ext.config.base import Strict
 from olive_ext.config.engine import EngineConfig
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, ModelConfig
+from olive_ext.config.require import Bound, WorkflowSettings
 from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
 __all__ = [
     "EVALUATOR_TYPE",
     "PASS_TYPE",
     "SCHEMA_KINDS",
+    "Bound",
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",
     "ModelConfig",
     "SchemaKind",
     "Strict",
+    "WorkflowSettings",
     "accepts",
     "schema",
 ]

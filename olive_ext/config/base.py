@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import Self
@@ -33,7 +34,8 @@ def word(value: Any) -> Any:
     return path.name if path.is_absolute() and path.exists() else value
 
 
-def _not_bool(value: Any) -> Any:
+def not_bool(value: Any) -> Any:
+    """Refuses true and false."""
     if isinstance(value, bool):
         raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
     return value
@@ -41,9 +43,9 @@ def _not_bool(value: Any) -> Any:
 
 Word = Annotated[str, BeforeValidator(word)]
 Auto = Annotated[Literal["auto"], BeforeValidator(word)]
-Int = Annotated[int, BeforeValidator(_not_bool)]
-PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_not_bool)]
-NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(_not_bool)]
+Int = Annotated[int, BeforeValidator(not_bool)]
+PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(not_bool)]
+NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(not_bool)]
 
 
 class Strict(BaseModel):
@@ -79,6 +81,10 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     if not names:
         message = item["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
+    if names[-1] not in owner.model_fields:  # a whole item of a list
+        is_ours = item["type"] == "value_error"
+        message = item["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if is_ours else f"'{key}' = {_short(item['input'])}: give a mapping"
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else item["input"]
@@ -91,7 +97,7 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Ba
     names: list[str] = []
     for part in loc:
         names.append(str(part))
-        nested = nested_model(model, names[-1])
+        nested = model if isinstance(part, int) else nested_model(model, names[-1])
         if nested is None or len(names) == len(loc):
             break
         model = nested
@@ -99,9 +105,16 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Ba
 
 
 def nested_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The model that field `name` of `model` holds; None where it holds something else or does not exist."""
+    """The model that field `name` of `model` holds, alone, in a list or beside None; None where it holds none."""
     field = model.model_fields.get(name)
-    annotation = field.annotation if field else None
+    return _model_in(field.annotation) if field else None
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if get_origin(annotation) in (list, Annotated):
+        return _model_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return next(filter(None, map(_model_in, get_args(annotation))), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 

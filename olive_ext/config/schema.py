@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from olive_ext.config.evaluation import EvaluationSettings
+from olive_ext.config.require import WorkflowSettings
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -55,7 +55,7 @@ def _document(title: str, body: Json, definitions: Json) -> Json:
 
 def _settings() -> tuple[Json, Json]:
     """The properties of the settings and the definitions they refer to, descriptions on one line each."""
-    whole = _tidy(EvaluationSettings.model_json_schema())
+    whole = _tidy(WorkflowSettings.model_json_schema())
     return whole["properties"], whole.get("$defs", {})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
@@ -18,14 +19,18 @@ def write(report: Report, directory: str | Path) -> tuple[Path, Path]:
     disk refuses; the files of an earlier report then stay as they were.
     """
     directory = Path(directory)
-    texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
+    json_path, markdown_path = directory / "report.json", directory / "report.md"
+    write_texts({json_path: to_json(report), markdown_path: to_markdown(report)}, directory)
+    return json_path, markdown_path
+
+
+def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
+    """Writes files into `directory` as `write` does."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _replace_all(texts)
     except OSError as error:
         raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
-    json_path, markdown_path = texts
-    return json_path, markdown_path
 
 
 def check_writable(directory: str | Path) -> None:
@@ -41,7 +46,7 @@ def check_writable(directory: str | Path) -> None:
         raise ConfigError(f"'output_dir' = '{directory}': no permission to write in '{nearest}'")
 
 
-def _replace_all(texts: dict[Path, str]) -> None:
+def _replace_all(texts: Mapping[Path, str]) -> None:
     """Writes every file in full before the first is renamed."""
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
     try:

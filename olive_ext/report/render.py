@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Container, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from olive_ext.report.report import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _HEADS = ("task", "metric", "filter", "value", "± stderr", "better", "n")
 
@@ -40,7 +43,7 @@ def number(value: float) -> str:
 
 def to_markdown(report: Report) -> str:
     """The report as GitHub markdown: the metrics first, then model, providers, engine and versions."""
-    parts = [f"# Evaluation of {_escape(_model_name(report))}", _created(report), _table(_HEADS, rows(report))]
+    parts = [f"# Evaluation of {_escape(_model_name(report))}", _created(report), markdown_table(_HEADS, rows(report))]
     parts += [_facts("Model", report.model), _providers(report), _facts("Engine", report.engine)]
     parts += [_facts("Versions", report.versions)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -48,25 +51,36 @@ def to_markdown(report: Report) -> str:
 
 def print_table(report: Report, file: IO[str] | None = None) -> None:
     """Prints the metrics and the facts a reader compares first; to stdout, or to `file`. Never cuts a cell."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=_NO_WRAP)
-    table = Table(title=_model_name(report), title_justify="left")
-    for head in _HEADS:
-        justify: Any = "right" if head in ("value", "± stderr", "n") else "left"
-        table.add_column(head, justify=justify, overflow="fold")
-    for row in rows(report):
-        table.add_row(*(_plain_text(cell) for cell in row))
-    console.print(table)
+    console = print_rows(_model_name(report), _HEADS, rows(report), ("value", "± stderr", "n"), file)
     names = ", ".join(str(provider.get("name", provider)) for provider in report.providers)
     if names:
         console.print(f"providers: {names}", markup=False)
     seconds = report.engine.get("seconds")
     if isinstance(seconds, int | float):
         console.print(f"{_fed(report)}{seconds:.1f} s", markup=False)
+
+
+def print_rows(
+    title: str,
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numbers: Container[str],
+    file: IO[str] | None = None,
+) -> Console:
+    """Prints a table whose columns in `numbers` stand on the right; returns the console for more lines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=_NO_WRAP)
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(_plain_text(cell) for cell in row))
+    console.print(table)
+    return console
 
 
 def _plain_text(cell: str) -> Any:
@@ -93,12 +107,12 @@ def _created(report: Report) -> str:
 def _providers(report: Report) -> str:
     heads = ("name", "device", "options", "origin")
     cells = [tuple(_inline(provider.get(head, "")) for head in heads) for provider in report.providers]
-    return f"## Providers\n\n{_table(heads, cells)}" if cells else ""
+    return f"## Providers\n\n{markdown_table(heads, cells)}" if cells else ""
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
     cells = [(str(key), _inline(value)) for key, value in facts.items()]
-    return f"## {title}\n\n{_table(('', ''), cells)}" if cells else ""
+    return f"## {title}\n\n{markdown_table(('', ''), cells)}" if cells else ""
 
 
 def _inline(value: Any) -> str:
@@ -113,7 +127,8 @@ def _inline(value: Any) -> str:
     return str(value)
 
 
-def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """GitHub markdown of a table; cells may hold any text."""
     lines = [heads, ["---"] * len(heads), *cells]
     return "\n".join(f"| {' | '.join(_escape(cell) for cell in line)} |" for line in lines)
 
