@@ -17,7 +17,7 @@ from olive_ext.errors import ModelError
 OLDEST_OPSET = 11
 """Negative indices in Gather, which everything here relies on, came with opset 11."""
 
-_AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18}
+_AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 """Reductions used here, and the opset since which their axes are an input instead of an attribute."""
 
 
@@ -37,6 +37,12 @@ class NodeWriter:
         name = self._fresh(op)
         self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
+
+    def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """A new node of the default domain with `count` outputs."""
+        outputs = [self._fresh(op) for _ in range(count)]
+        self._graph.node.append(helper.make_node(op, inputs, outputs, name=outputs[0], **attributes))
+        return outputs
 
     def reduce(self, op: str, value: str, *, keepdims: int = 0) -> str:
         """A reduction over the last axis, in the form of the graph's opset."""
@@ -60,6 +66,12 @@ class NodeWriter:
         dims = [] if isinstance(values, int) else [len(values)]
         flat = [values] if isinstance(values, int) else values
         self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, dims, flat))
+        return name
+
+    def number(self, value: float) -> str:
+        """A float32 constant, a scalar."""
+        name = self._fresh("number")
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [value]))
         return name
 
     def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:

@@ -7,7 +7,6 @@ Axes: B batch, S positions, H hidden size, V vocabulary, R rows that are scored,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +17,7 @@ from onnx import helper
 from olive_ext.errors import ModelError
 from olive_ext.graph.edit import NodeWriter, default_opset, remove_dead
 from olive_ext.graph.pattern import LAYOUT, Head, NotUnderstood, find_head
+from olive_ext.graph.sums import sum_of_rows
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
@@ -30,7 +30,8 @@ class ScoringGraph:
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
     (indices into R), `target_ids`[T]. Outputs: `target_logprobs` float32[T], `greedy_ids` int64[R], `sample_logits`
-    float32[K, V]. R, T and K may be 0.
+    float32[K, V]. R, T and K may be 0. Where asked for, also `score_logits` float32[R, V], for use on the device; where
+    R is 0 it has one row, which means nothing.
     """
 
     model: onnx.ModelProto
@@ -44,9 +45,10 @@ class ScoringGraph:
     """None where neither the logits nor the weight state it."""
 
 
-def add_scoring_head(model: onnx.ModelProto, logits_name: str) -> ScoringGraph:
+def add_scoring_head(model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
 
+    With `exposes_rows` it has the output `score_logits`.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -67,19 +69,21 @@ def add_scoring_head(model: onnx.ModelProto, logits_name: str) -> ScoringGraph:
         value = _head_of_rows(writer, head)
         kind, reason = "hidden", f"rows are picked before {head.product}, which computes the logits"
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size)
+    _score(writer, value, elem_type, vocab_size, exposes_rows)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size)  # type: ignore[arg-type]
 
 
-def scoring_graph(elem_type: int, vocab_size: int | None = None, rank: int = 3) -> onnx.ModelProto:
+def scoring_graph(
+    elem_type: int, vocab_size: int | None = None, rank: int = 3, *, exposes_rows: bool = False
+) -> onnx.ModelProto:
     """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
     `rank` is 2."""
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
     value = _pick_rows(writer, "logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size)
+    _score(writer, value, elem_type, vocab_size, exposes_rows)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -99,13 +103,14 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None) -> None:
-    """From `value`, logits [.., R, V] of `elem_type`, to the three outputs."""
+def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, exposes_rows: bool) -> None:
+    """From `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])
     if elem_type != _FLOAT:
         value = writer.add("Cast", [value], to=_FLOAT)
-    logits_RV = writer.add("Reshape", [value, _shape(writer, [-1], value, vocab_size)])
+    flat = [value, _shape(writer, [-1], value, vocab_size)]
+    logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
     greedy_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1)
     normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
     target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
@@ -116,8 +121,11 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
     greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
     writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
-    sample_logits = writer.output("sample_logits", _FLOAT, ["K", "V" if vocab_size is None else vocab_size])
+    width = "V" if vocab_size is None else vocab_size
+    sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
+    if exposes_rows:
+        writer.output("score_logits", _FLOAT, ["max(R, 1)", width])
 
 
 def _column(writer: NodeWriter, value: str) -> str:
@@ -134,17 +142,8 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     """
     largest_R1 = writer.add("GatherElements", [logits_RV, greedy_R1], axis=1)
     terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
-    block = 1 if vocab_size is None else _block(vocab_size)
-    if vocab_size is not None and block > 1:
-        blocks = writer.add("Reshape", [terms, writer.integers([-1, vocab_size // block, block])])
-        terms = writer.reduce("ReduceSum", blocks)
-    logarithm_R1 = writer.add("Log", [writer.reduce("ReduceSum", terms, keepdims=1)])
+    logarithm_R1 = writer.add("Log", [sum_of_rows(writer, terms, vocab_size)])
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
-
-
-def _block(vocab_size: int) -> int:
-    """The largest divisor up to the square root."""
-    return next(size for size in range(math.isqrt(vocab_size), 0, -1) if vocab_size % size == 0)
 
 
 def _head_of_rows(writer: NodeWriter, head: Head) -> str:

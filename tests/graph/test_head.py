@@ -261,3 +261,21 @@ def test_pruned_logits_are_refused_when_declared():
 def test_error_lists_outputs_when_logits_are_missing():
     with pytest.raises(ModelError, match="no output 'scores'; it has logits, present"):
         check_scoring(decoder(heads.matmul), "scores")
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("build", [heads.gemm, heads.variable_weight, heads.half_logits], ids=lambda b: b.__name__)
+def test_rows_of_logits_are_exposed_on_request(build, counts):
+    half = {"elem_type": TensorProto.FLOAT16} if build is heads.half_logits else {}
+    model = decoder(build, **half)
+    logits = session(model).run(["logits"], feeds(model))[0]
+    chosen = picks(*counts)
+    wanted = logits.reshape(-1, V)[chosen["score_rows"] if counts[0] else [0]]
+    exposing = add_scoring_head(model, "logits", exposes_rows=True).model
+    onnx.checker.check_model(exposing)
+    names = [*OUTPUTS, "score_logits"]
+    assert [output.name for output in exposing.graph.output][-4:] == names
+    *scores, rows = session(exposing).run(names, {**feeds(model), **chosen})
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, wanted, atol=HALF_ATOL if half else 2e-5)
+    assert_scores(scores, logits, chosen, HALF_ATOL if half else 2e-5)
