@@ -33,6 +33,7 @@ from olive_ext.config import (  # noqa: E402
     EngineConfig,
     EvaluationSettings,
     ModelConfig,
+    ReferenceConfig,
     accepts,
     schema,
 )
@@ -100,6 +101,8 @@ def config() -> str:
         _config_table(EvaluationSettings),
         "## `engine`",
         _config_table(EngineConfig),
+        "## `reference`",
+        _config_table(ReferenceConfig),
         "## `model`",
         "On the command line and from Python only; in a recipe the model comes from Olive.",
         _config_table(ModelConfig),

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 FLOORS = [
     ["errors"],
     ["config", "report"],
-    ["model", "graph"],
+    ["model", "graph", "measures"],
     ["engine"],
     ["text"],
     ["session"],

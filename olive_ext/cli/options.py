@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olive_ext.config import EvaluationConfig
+from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
@@ -53,6 +54,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--fewshot-as-multiturn", "fewshot_as_multiturn", form="flag"),
     Option("--gen-kwargs", "gen_kwargs", "K=V,...", "arguments"),
     Option("--use-cache", "use_cache", "PATH"),
+    Option("--reference", "reference.path", "PATH"),
+    Option("--reference-mode", "reference.mode", "MODE"),
     Option("--sample-log-num", "sample_log_num", "N"),
     Option("--seed", "seed", "N"),
     Option("--output", "output_dir", "DIR"),
@@ -68,7 +71,7 @@ def description(key: str) -> str:
     model: Any = EvaluationConfig
     *parents, name = key.split(".")
     for parent in parents:
-        model = model.model_fields[parent].annotation
+        model = nested_model(model, parent)
     return " ".join((model.model_fields[name].description or "").split())
 
 

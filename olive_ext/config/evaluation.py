@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, word
 from olive_ext.config.engine import EngineConfig
+from olive_ext.config.reference import Reference
 
 ProviderName = Word
 ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
@@ -40,8 +41,13 @@ class EvaluationSettings(Strict):
     their names and meanings."""
 
     tasks: Annotated[list[Word | dict[str, Any]], Field(min_length=1)]
-    """lm-eval tasks: registered names, paths of task YAML files, inline task definitions; `size_on_disk` adds the
-    model's size in bytes."""
+    """lm-eval tasks: registered names, paths of task YAML files, inline task definitions. `size_on_disk` adds the
+    model's size, `peak_memory` the process's highest memory use (both in bytes), `tokens_per_second` the speed in
+    tokens and in requests per second."""
+
+    reference: Reference | None = None
+    """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
+    distributions are apart on the same tokens, and which answers flip."""
 
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
@@ -74,10 +76,19 @@ class Divergence:
     by_class: tuple[Bin, ...] = ()
     """KL by what kind of token comes next: word start, inside of a word, number, punctuation, white space, special."""
 
+    target_probability_difference: float | None = None
+    """Mean of candidate's minus reference's probability of the target token (llama.cpp's mean delta p)."""
+
+    target_probability_rms: float | None = None
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """One per-document metric of one task, for both models on the same documents."""
+    """One per-document metric of one task, for both models on the same documents.
+
+    Where several tasks have answers that are right or wrong there is one more, with the task `ALL` and the metric
+    "accuracy", over all their documents by each task's first such metric.
+    """
 
     task: str
     metric: str
@@ -100,6 +111,8 @@ class Outcome:
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""
 
+    higher_is_better: bool = True
+
 
 @dataclass(frozen=True)
 class Flip:
@@ -112,6 +125,10 @@ class Flip:
     target: str
     reference_answer: str
     candidate_answer: str
+    metric: str = ""
+    """By which the answers are right or wrong; a document has a flip for each of its task's metrics that differ."""
+
+    filter: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,3 +143,36 @@ class Comparison:
     flips: tuple[Flip, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
+
+
+def from_plain(values: Mapping[str, Any]) -> Comparison:
+    """The comparison whose JSON form `values` is. NaN, which JSON has not, comes back as NaN where None is no value."""
+    lists = {
+        "divergences": tuple(_divergence(item) for item in values.get("divergences", ())),
+        "outcomes": tuple(_record(Outcome, item) for item in values.get("outcomes", ())),
+        "flips": tuple(_record(Flip, item) for item in values.get("flips", ())),
+    }
+    return Comparison(**{**values, **lists})
+
+
+def _divergence(values: Mapping[str, Any]) -> Divergence:
+    bins = {name: tuple(_record(Bin, item) for item in values.get(name, ())) for name in _BINS}
+    return _record(Divergence, {**values, "kl": _record(Spread, values["kl"]), **bins})
+
+
+_BINS = ("histogram", "by_position", "by_class")
+
+Record = TypeVar("Record", Spread, Bin, Divergence, Outcome, Flip)
+
+
+def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
+    """Undoes what strict JSON does to numbers: null for NaN, "Infinity" and "-Infinity"."""
+    types = {item.name: item.type for item in dataclasses.fields(kind)}
+    return kind(**{name: _number(types.get(name), value) for name, value in values.items()})
+
+
+def _number(written: Any, value: Any) -> Any:
+    if written == "float" and value is None:
+        return math.nan
+    is_float = written in ("float", "float | None")
+    return float(value) if is_float and value is not None else value

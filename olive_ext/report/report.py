@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import from_plain as comparison_from
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -57,6 +60,9 @@ class Report:
     created: str = ""
     """ISO 8601 time with time zone."""
 
+    comparison: Comparison | None = None
+    """What was found against a reference; None where there was none."""
+
 
 def metric_key(metric: Metric, several_filters: bool) -> str:
     """Olive's key of a metric, `<task>-<metric>`; with `,<filter>` as lm-eval writes it where a task has several."""
@@ -80,7 +86,9 @@ def from_json(text: str) -> Report:
     values = json.loads(text)
     metrics = tuple(Metric(**{**item, "value": _number(item["value"])}) for item in values.pop("metrics"))
     providers = tuple(values.pop("providers", ()))
-    return Report(metrics=metrics, providers=providers, **values)
+    found = values.pop("comparison", None)
+    comparison = None if found is None else comparison_from(found)
+    return Report(metrics=metrics, providers=providers, comparison=comparison, **values)
 
 
 def _number(value: float | str | None) -> float:

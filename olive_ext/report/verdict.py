@@ -1,0 +1,123 @@
+"""The one line that says what a comparison found. Pure; it says "no loss found", never that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+
+Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared"]
+
+_LEVEL = 0.05
+_QUANTILE = 1.96
+_SAME_NATS = 1e-6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind` for colours and signs, `line` for people."""
+
+    kind: Kind
+    line: str
+
+
+def verdict(comparison: Comparison) -> Verdict:
+    """Loss or gain where the 95 % interval of the accuracy difference over all documents excludes zero, where a task's
+    exact p-value stays below 5 % after Holm's correction for the number of tasks (Holm 1979), or where a perplexity of
+    whole texts (a task without answers) changed by more than 1.96 standard errors. A loss anywhere is a loss."""
+    outcome = headline(comparison)
+    whole = overall(comparison)
+    if outcome is None and whole is None:
+        return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
+    lost, gained = _changed(comparison)
+    facts = _facts(outcome, whole)
+    if lost:
+        return Verdict("loss", f"loss found in {_list(lost)}: {facts}")
+    if gained:
+        return Verdict("gain", f"no loss found, gain in {_list(gained)}: {facts}")
+    return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, whole)} found: {facts}")
+
+
+def headline(comparison: Comparison) -> Outcome | None:
+    """The outcome over all tasks; where there is none the first; None where no document has a value."""
+    overall_first = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
+    return overall_first[0] if overall_first else None
+
+
+def overall(comparison: Comparison) -> Divergence | None:
+    """The divergence over all tasks' positions; of a single task its own; None where no position was scored."""
+    overall_first = sorted(comparison.divergences, key=lambda item: item.task != ALL)
+    return overall_first[0] if overall_first else None
+
+
+def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
+    """What became worse and what became better, in words."""
+    lost: list[str] = []
+    gained: list[str] = []
+    outcome = headline(comparison)
+    if outcome is not None:
+        sign = 1 if outcome.higher_is_better else -1
+        low, high = sorted((sign * outcome.low, sign * outcome.high))
+        name = "accuracy" if outcome.task == ALL else f"{outcome.task} {outcome.metric}"
+        (lost if high < 0 else gained if low > 0 else []).append(name)
+    for item in _significant(comparison.outcomes):
+        name = f"{item.task} {item.metric}"
+        side = lost if item.right_to_wrong > item.wrong_to_right else gained
+        side += [] if name in side else [name]
+    for found in _texts(comparison):
+        margin = _QUANTILE * (found.perplexity_ratio_stderr or 0.0)
+        name = f"{found.task} perplexity"
+        if found.perplexity_ratio_stderr is not None and abs(found.perplexity_ratio - 1) > max(margin, _SAME_NATS):
+            (lost if found.perplexity_ratio > 1 else gained).append(name)
+    return lost, gained
+
+
+def _significant(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes with p below 5 % by Holm's step-down procedure; each task counts once, by its first outcome."""
+    firsts = {item.task: item for item in reversed(outcomes) if item.task != ALL}
+    ordered = sorted(firsts.values(), key=lambda item: item.mcnemar_p)
+    kept: list[Outcome] = []
+    for rank, item in enumerate(ordered):
+        if item.mcnemar_p * (len(ordered) - rank) >= _LEVEL:
+            break
+        kept.append(item)
+    return kept
+
+
+def _texts(comparison: Comparison) -> list[Divergence]:
+    """Of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
+    answered = {item.task for item in comparison.outcomes}
+    return [item for item in comparison.divergences if item.task not in {ALL, *answered}]
+
+
+def _kind_of_loss(outcome: Outcome | None, whole: Divergence | None) -> str:
+    flipped = outcome is not None and outcome.right_to_wrong + outcome.wrong_to_right
+    is_same = whole is not None and whole.kl.maximum < _SAME_NATS
+    return "difference" if is_same and not flipped else "loss"
+
+
+def _facts(outcome: Outcome | None, whole: Divergence | None) -> str:
+    parts = []
+    if outcome is not None:
+        is_share = outcome.metric.startswith(("acc", "exact_match"))
+        name = "accuracy" if is_share else f"{outcome.metric} of {outcome.task}"
+        parts.append(f"{name} difference {_interval(outcome)}")
+    if whole is not None:
+        parts.append(f"KL {whole.kl.mean:.2g} nats")
+        parts.append(f"top-1 agreement {100 * whole.top1_agreement:.1f} %")
+    documents = outcome.num_documents if outcome else whole.num_documents if whole else 0
+    return f"{', '.join(parts)} ({documents:,} documents)"
+
+
+def _interval(outcome: Outcome) -> str:
+    """In percent where the values are shares."""
+    if max(abs(value) for value in (outcome.reference, outcome.candidate)) <= 1:
+        low, high = 100 * outcome.low, 100 * outcome.high
+        return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"
+    return f"{outcome.difference:+.3g} [{outcome.low:+.3g}, {outcome.high:+.3g}]"
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

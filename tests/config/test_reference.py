@@ -1,0 +1,59 @@
+"""What may be said about a reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from olive_ext.config import EvaluationConfig, schema
+from olive_ext.config.reference import ReferenceConfig
+from olive_ext.errors import ConfigError
+
+
+def parsed(reference: Any) -> ReferenceConfig | None:
+    return EvaluationConfig.parse({"model": {"path": "m"}, "tasks": ["a"], "reference": reference}).reference
+
+
+def test_a_text_is_the_path() -> None:
+    assert parsed("models/float") == parsed({"path": "models/float"})
+    assert parsed(None) is None
+
+
+def test_the_input_model_is_a_word_even_where_olive_made_a_path_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("input_model", str(tmp_path / "input_model")):
+        found = parsed(path)
+        assert found is not None
+        assert found.is_input_model
+    found = parsed("elsewhere/input_model")
+    assert found is not None
+    assert not found.is_input_model
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (5, "'reference' = 5: give a path or a mapping"),
+        ({}, "missing key 'reference.path'"),
+        ({"path": "m", "modes": "resident"}, "unknown key 'reference.modes': did you mean 'mode'?"),
+        ({"path": "m", "mode": "disk"}, '\'reference.mode\' = \'disk\': give "auto", "resident" or "recorded"'),
+        ({"path": "m", "top": 0}, "'reference.top' = 0: give a positive integer"),
+    ],
+)
+def test_what_is_wrong_is_named(reference: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(reference)
+    assert str(caught.value) == message
+
+
+def test_schema_takes_a_path_and_a_mapping() -> None:
+    block = schema("evaluator")
+    for reference in ("models/float", {"path": "models/float", "mode": "recorded"}, "input_model"):
+        jsonschema.validate({"type": "OrtLMEvaluator", "tasks": ["a"], "reference": reference}, block)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"type": "OrtLMEvaluator", "tasks": ["a"], "reference": {"mode": "recorded"}}, block)

@@ -1,0 +1,80 @@
+"""Comparisons survive the way through JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from olive_ext.report import Metric, Report, from_json, to_json
+from olive_ext.report.comparison import Bin, Comparison, Divergence, Flip, Outcome, Spread
+
+
+def divergence(task: str = "wiki", kl: float = 0.0123, **values: object) -> Divergence:
+    given = {
+        "task": task,
+        "num_documents": 200,
+        "num_positions": 40_000,
+        "kl": Spread(kl, 0.001, 0.004, 0.03, 0.2, 0.9, 3.5),
+        "kl_lower": 0.0119,
+        "kl_sampling_error": 0.0002,
+        "top1_agreement": 0.971,
+        "top1_agreement_stderr": 0.002,
+        "top_probability_difference": -0.01,
+        "top_probability_rms": 0.03,
+        "perplexity_reference": 10.0,
+        "perplexity_candidate": 10.2,
+        "perplexity_ratio": 1.02,
+        "perplexity_ratio_stderr": 0.004,
+        "histogram": (Bin("0", 3, 1e-7), Bin("1e-06", 0, None)),
+        "by_position": (Bin("0-15", 3, 0.5),),
+        "by_class": (Bin("word start", 3, 0.5),),
+    }
+    return Divergence(**{**given, **values})  # type: ignore[arg-type]
+
+
+def outcome(task: str = "choice", metric: str = "acc", **values: object) -> Outcome:
+    given = {
+        "task": task,
+        "metric": metric,
+        "filter": "none",
+        "num_documents": 400,
+        "reference": 0.77,
+        "candidate": 0.766,
+        "difference": -0.004,
+        "low": -0.012,
+        "high": 0.004,
+        "right_to_wrong": 4,
+        "wrong_to_right": 2,
+        "mcnemar_p": 0.6875,
+        "documents_needed": {"0.01": 1500, "0.005": None},
+    }
+    return Outcome(**{**given, **values})  # type: ignore[arg-type]
+
+
+def comparison() -> Comparison:
+    flip = Flip("choice", 7, "right_to_wrong", "2 + 2 =", "4", "4", "5", "acc", "none")
+    return Comparison(
+        {"path": "float", "kind": "onnx", "mode": "recorded"}, (divergence(),), (outcome(),), (flip,), {"a": {"b": 1}}
+    )
+
+
+def test_comparison_survives_json() -> None:
+    report = Report(metrics=(Metric("choice", "acc", "none", 0.5),), comparison=comparison())
+    assert from_json(to_json(report)) == report
+
+
+def test_report_without_a_comparison_has_none() -> None:
+    assert from_json(to_json(Report(metrics=()))).comparison is None
+    old = json.loads(to_json(Report(metrics=())))
+    del old["comparison"]
+    assert from_json(json.dumps(old)).comparison is None
+
+
+def test_numbers_that_json_lacks_come_back() -> None:
+    spread = Spread(math.inf, None, math.nan, 0.0, 0.0, 0.0, math.inf)
+    found = from_json(to_json(Report((), comparison=Comparison({}, (replace(divergence(), kl=spread),)))))
+    assert found.comparison is not None
+    (back,) = found.comparison.divergences
+    assert (back.kl.mean, back.kl.maximum, back.kl.stderr) == (math.inf, math.inf, None)
+    assert math.isnan(back.kl.median)
