@@ -29,6 +29,10 @@ class RequirementError(OliveExtError):
     """A model was measured, and breaks a bound that the recipe requires."""
 
 
+class RecordsError(OliveExtError):
+    """What a reference said is missing from its records on disk, or these are damaged."""
+
+
 class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 # Floor 0 is the lowest. Modules on one floor do not import each other.
 FLOORS = [
     ["errors"],
-    ["config", "report"],
+    ["config", "report", "records"],
     ["model", "graph", "measures"],
     ["engine"],
     ["text"],
@@ -23,6 +23,7 @@ FLOORS = [
     ["backends"],
     ["run", "check"],
     ["workflow"],
+    ["bench"],
     ["cli"],
 ]
 
@@ -39,8 +40,9 @@ DOORS = {
         "olive_ext.engine.kv*",
         "olive_ext.engine.encoder",
         "olive_ext.engine.open",
+        "olive_ext.backends.peers",  # tells the backends we compare with how many threads to use
     ],
-    "onnxruntime_genai": ["olive_ext.engine.genai_open"],
+    "onnxruntime_genai": ["olive_ext.engine.genai_open", "olive_ext.backends.peers"],
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.backends.*"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],

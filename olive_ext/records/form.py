@@ -1,0 +1,80 @@
+"""How much of a distribution is kept. Knows no files.
+
+Axes: V vocabulary, N tokens of a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.errors import ConfigError
+
+WHOLE_VOCABULARY = 2048
+"""Up to this many tokens a record holds all of them, and what is computed from it is exact."""
+
+LEAST, MOST = 16, 64
+"""Bounds of the top tokens, and of the drawn ones, where they are not given."""
+
+SHARE = 0.02
+"""Part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
+
+_TOKEN_BYTES = 8
+"""An id and a log-probability, four bytes each."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a record holds: all `vocab_size` log-probabilities where `top` is 0; else the `top` most probable tokens and
+    `drawn` tokens drawn from the others, with their log-probabilities, and the others' probability together.
+
+    From the whole row KL is exact up to float32 (2e-6 nats). From a short record it is estimated without bias, with a
+    standard error that is computed for every position; over many positions the errors average out.
+    """
+
+    vocab_size: int
+    top: int
+    drawn: int
+    seed: int = 0
+
+    @classmethod
+    def choose(cls, vocab_size: int, top: int | None = None, drawn: int | None = None, seed: int = 0) -> Form:
+        """The form for a vocabulary; what is not given is chosen: 64 + 64 tokens, fewer where these would take more
+        than 2 % of the logits (below 13,000 tokens), never fewer than 16 + 16, all of at most 2048 tokens."""
+        for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
+            if value is not None and not least <= value <= vocab_size:
+                raise ConfigError(f"'{name}' = {value}: a number from {least} to the vocabulary's size of {vocab_size}")
+        if top is None and drawn is None and vocab_size <= WHOLE_VOCABULARY:
+            return cls(vocab_size, 0, 0, seed)
+        fitting = int((SHARE * 4 * vocab_size - 4) / _TOKEN_BYTES / 2)
+        chosen = min(MOST, max(LEAST, fitting // 8 * 8))
+        form = cls(vocab_size, top or chosen, drawn or chosen, seed)
+        return form if form.num_tokens < vocab_size / 2 else cls(vocab_size, 0, 0, seed)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.top == 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.top + self.drawn
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """One record: `ids`[N], the top ones first, `logprobs`[N] in nats, `tail` probability; or `logprobs`[V]."""
+        if self.is_whole:
+            return np.dtype([("logprobs", "<f4", (self.vocab_size,))])
+        size = (self.num_tokens,)
+        return np.dtype([("ids", "<i4", size), ("logprobs", "<f4", size), ("tail", "<f4")])
+
+    def describe(self) -> dict[str, object]:
+        """JSON-ready facts with stable names."""
+        return {
+            "vocab_size": self.vocab_size,
+            "top": self.top,
+            "drawn": self.drawn,
+            "is_exact": self.is_whole,
+            "bytes_per_position": self.dtype.itemsize,
+            "share_of_logits": round(self.dtype.itemsize / (4 * self.vocab_size), 5),
+        }

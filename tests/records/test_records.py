@@ -1,0 +1,195 @@
+"""Records on disk: what was put is found, by later runs too; interruptions lose little; damage is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ConfigError, RecordsError
+from olive_ext.records import Form, Records, Said, request_key
+from olive_ext.records import store as store_module
+
+FORM = Form(100, 3, 2)
+FACTS = {"model": "abc"}
+
+
+def some_records(count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    records = np.zeros(count, FORM.dtype)
+    records["ids"] = rng.integers(0, 100, (count, 5))
+    records["logprobs"] = rng.normal(size=(count, 5))
+    records["tail"] = rng.random(count)
+    return records
+
+
+def said(numbers: np.ndarray) -> Said:
+    return Said(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
+
+
+def fill(records: Records, requests: range, per_request: int = 4) -> None:
+    for number in requests:
+        numbers = records.append(some_records(per_request, number))
+        records.put(request_key([number, 1, 2], per_request), said(numbers))
+
+
+def assert_holds(records: Records, requests: range, per_request: int = 4) -> None:
+    for number in requests:
+        found = records.find(request_key([number, 1, 2], per_request))
+        assert found is not None, number
+        np.testing.assert_array_equal(found.logprob, -found.record.astype(np.float32) / 7)
+        np.testing.assert_array_equal(found.is_greedy, found.record % 2 == 0)
+        np.testing.assert_array_equal(records.get(found.record), some_records(per_request, number))
+
+
+def test_later_runs_find_what_was_put_and_add_to_it(tmp_path: Path) -> None:
+    for start in (0, 20, 40):
+        with Records.write(tmp_path, FORM, FACTS) as records:
+            assert records.num_requests == start
+            fill(records, range(start, start + 20))
+            folder = records.folder
+    assert_holds(Records.read(folder), range(60))
+    assert Records.read(folder).find(request_key([60, 1, 2], 4)) is None
+    assert Records.read(folder).describe()["positions"] == 240
+
+
+def test_requests_are_told_apart_by_tokens_targets_and_source() -> None:
+    keys = {request_key(*asked) for asked in [((1, 2), 1, ""), ((1, 2), 2, ""), ((1, 3), 1, ""), ((1, 2), 1, "x")]}
+    assert len(keys) == 4
+    assert request_key([1, 2], 1) == request_key((1, 2), 1, "")
+
+
+def test_a_request_that_is_put_twice_is_kept_once(tmp_path: Path) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        fill(records, range(1))
+        fill(records, range(1))
+        assert records.num_requests == 1
+        records.flush()
+        fill(records, range(1))
+        assert records.num_requests == 1
+
+
+def test_another_reference_or_form_has_another_folder(tmp_path: Path) -> None:
+    folders = set()
+    for form, facts in [(FORM, FACTS), (FORM, {"model": "other"}), (Form(100, 3, 2, seed=1), FACTS)]:
+        with Records.write(tmp_path, form, facts) as records:
+            folders.add(records.folder)
+    assert len(folders) == 3
+
+
+def test_what_an_interruption_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        fill(records, range(5))
+        folder = records.folder
+    for name in ("records", "targets", "requests"):
+        with (folder / f"{name}.bin").open("ab") as file:
+            file.write(b"half a chunk")
+    (folder / "index.json.new").write_text("{", encoding="utf-8")
+    assert_holds(Records.read(folder), range(5))
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        fill(records, range(5, 9))
+    assert_holds(Records.read(folder), range(9))
+
+
+def test_what_a_killed_process_had_flushed_is_there(tmp_path: Path) -> None:
+    code = (
+        "import sys, os\n"
+        "from tests.records.test_records import *\n"
+        "records = Records.write(sys.argv[1], FORM, FACTS)\n"
+        "fill(records, range(6)); records.flush(); fill(records, range(6, 9)); os._exit(9)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 9
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        assert records.num_requests == 6
+        assert_holds(records, range(6))
+
+
+@pytest.mark.parametrize("name", ["records", "targets", "requests"])
+def test_a_changed_byte_is_refused_by_the_files_name(tmp_path: Path, name: str) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        fill(records, range(5))
+        path = records.folder / f"{name}.bin"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RecordsError, match=f"{name}.bin' is damaged: part 0 is not what was written; delete"):
+        assert_holds(Records.read(path.parent), range(5))
+
+
+@pytest.mark.parametrize("name", ["records", "targets", "requests"])
+def test_a_file_that_is_too_short_or_gone_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        fill(records, range(5))
+        path = records.folder / f"{name}.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RecordsError, match=rf"{name}.bin' is damaged: \d+ bytes, of \d+"):
+        assert_holds(Records.read(path.parent), range(5))
+    path.unlink()
+    with pytest.raises(RecordsError, match=rf"{name}.bin' is damaged: 0 bytes, of \d+"):
+        assert_holds(Records.read(path.parent), range(5))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', '{"version": 7, "facts": 1, "form": 1, "chunks": 1}'])
+def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "index.json").write_text(content, encoding="utf-8")
+    with pytest.raises(RecordsError, match=r"index.json' (is damaged|has version 7)"):
+        Records.read(tmp_path)
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match="holds no records of a reference"):
+        Records.read(tmp_path)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        code = (
+            "import sys\n"
+            "from tests.records.test_records import *\n"
+            "try: Records.write(sys.argv[1], FORM, FACTS)\n"
+            "except RecordsError as error: print(error)\n"
+        )
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True)
+        assert f"another process is writing the records in '{records.folder}'" in done.stdout
+
+
+def test_memory_stays_bounded_while_records_grow(tmp_path: Path) -> None:
+    with Records.write(tmp_path, FORM, FACTS) as records:
+        most = 0
+        for number in range(300):
+            numbers = records.append(np.zeros(10_000, FORM.dtype))
+            records.put(request_key([number], 1), said(numbers[:1]))
+            most = max(most, sum(array.nbytes for array in records._records))
+        assert most <= store_module.CHUNK_BYTES + 10_000 * FORM.dtype.itemsize
+        chunks = json.loads((records.folder / "index.json").read_text())["chunks"]
+        assert len(chunks) >= 300 * 10_000 * FORM.dtype.itemsize // store_module.CHUNK_BYTES - 1
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "top"), [(2048, 0), (2049, 16), (12_000, 56), (13_000, 64), (49152, 64), (262144, 64)]
+)
+def test_chosen_form_is_whole_for_small_vocabularies_and_under_two_percent_for_others(
+    vocab_size: int, top: int
+) -> None:
+    form = Form.choose(vocab_size)
+    assert (form.top, form.drawn) == (top, top)
+    assert form.is_whole == (top == 0)
+    share = form.dtype.itemsize / (4 * vocab_size)
+    assert share <= (1 if form.is_whole else 0.02 if top > 16 else 0.035)
+    assert form.describe()["share_of_logits"] == pytest.approx(share, abs=1e-5)
+
+
+def test_given_form_is_kept_or_refused_by_name() -> None:
+    assert Form.choose(50_000, 10, 200) == Form(50_000, 10, 200)
+    assert Form.choose(1000, 16, 16) == Form(1000, 16, 16)
+    assert Form.choose(1000, 600).is_whole
+    with pytest.raises(ConfigError, match="'top' = 0: a number from 1 to the vocabulary's size of 1000"):
+        Form.choose(1000, 0)
+    with pytest.raises(ConfigError, match="'drawn' = 1: a number from 2"):
+        Form.choose(1000, 4, 1)
