@@ -28,18 +28,8 @@ def test_every_option_becomes_its_key() -> None:
         *("--provider-library", "WebGPU=onnxruntime_ep_webgpu", "--allow-cpu-fallback"),
         *("--apply-chat-template", "tool", "--system-instruction", "Be brief.", "--fewshot-as-multiturn"),
         *("--gen-kwargs", "temperature=0.5,do_sample=true,until=END", "--use-cache", "c"),
-        *(
-            "--reference",
-            "float",
-            "--reference-mode",
-            "resident",
-            "--sample-log-num",
-            "3",
-            "--seed",
-            "7",
-            "--output",
-            "out",
-        ),
+        *("--reference", "float", "--reference-mode", "resident", "--sample-log-num", "3"),
+        *("--seed", "7", "--output", "out"),
         *("--kind", "onnx", "--tokenizer", "tok", "--onnx-file-name", "d.onnx", "--set", "engine.num_slots=4"),
     )
     config = EvaluationConfig.parse(values)
