@@ -11,7 +11,7 @@ from typing import Any
 
 from olive_ext.check.findings import Findings
 from olive_ext.check.model import check_model
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -55,12 +55,12 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     section = findings.section(f"Recipe {path}")
     if "$schema" in recipe:
         findings.problems.append("unknown key '$schema': Olive refuses it; name the schema in the editor's settings")
-    valid: list[EvaluationSettings] = []
+    valid: list[WorkflowSettings] = []
     for block in blocks(recipe):
         findings.problems += _problems_of_type(block)
         if block.is_ours:
             with findings.noting_problems():
-                settings = EvaluationSettings.parse(block.settings(), block.where)
+                settings = WorkflowSettings.parse(block.settings(), block.where)
                 section.add(
                     block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}"
                 )
@@ -130,7 +130,7 @@ def _problems_of_type(block: Block) -> list[str]:
     return [f"'{block.where}.type' = '{block.type}': did you mean '{ours}'?"]
 
 
-def _missing_files(block: Block, settings: EvaluationSettings) -> list[str]:
+def _missing_files(block: Block, settings: WorkflowSettings) -> list[str]:
     """Files that the block names; Olive takes relative ones from the working directory."""
     written = settings.include_path or []
     places = [("include_path", place) for place in ([written] if isinstance(written, str) else written)]
@@ -144,7 +144,7 @@ def _task_name(task: str | dict[str, Any]) -> str:
 
 
 def _check_input_model(
-    recipe: Mapping[str, Any], valid: list[EvaluationSettings], findings: Findings, *, verify: bool
+    recipe: Mapping[str, Any], valid: list[WorkflowSettings], findings: Findings, *, verify: bool
 ) -> None:
     """With the first valid block's settings; Olive makes other models from it only when it runs."""
     block = _mapping(recipe.get("input_model"))
@@ -156,7 +156,8 @@ def _check_input_model(
     if str(block.get("type", "")).lower() != "onnxmodel" or not isinstance(path, str) or not valid:
         return
     model = {"path": path, "kind": "onnx", "onnx_file_name": keys.get("onnx_file_name")}
-    values = {name: getattr(valid[0], name) for name in valid[0].model_fields_set}
+    own = valid[0].model_fields_set & set(EvaluationSettings.model_fields)
+    values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
     with findings.noting_problems():
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")

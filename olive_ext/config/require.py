@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
@@ -49,8 +49,3 @@ class WorkflowSettings(EvaluationSettings):
     """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
     judges the model that it measures. The evaluator judges output models, and the input model where there are no
     passes. In a search a candidate that breaks a bound is out."""
-
-    def evaluation(self) -> dict[str, Any]:
-        """The keys of the evaluation itself that were given, so that defaults stay defaults."""
-        own = self.model_fields_set & set(EvaluationSettings.model_fields)
-        return {name: getattr(self, name) for name in EvaluationSettings.model_fields if name in own}

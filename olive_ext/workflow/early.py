@@ -14,7 +14,7 @@ from typing import Any
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.systems.common import SystemType
 
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationSettings
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
 from olive_ext.workflow.passes import parse
@@ -38,9 +38,9 @@ def refuse(engine: Any, input_model: Any) -> None:
     for name, config in _passes(engine):
         _refuse_unknown_pass(engine, name, config.type)
     evaluators = list(our_evaluators(engine))
-    passes = [(name, config) for name, config in _passes(engine) if is_our_pass(config.type)]
+    passes = list(our_passes(engine))
     for where, evaluator in evaluators:
-        EvaluationSettings.parse(evaluator.type_args, where)
+        WorkflowSettings.parse(evaluator.type_args, where)
         check_declared(evaluator.metrics, where)
     for name, config in passes:
         parse(config.config or {}, f"passes.{name}")
@@ -73,6 +73,11 @@ def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
     for name, config in _passes(engine):
         if is_ours(config.evaluator):
             yield f"evaluators.{config.evaluator.name or name}", config.evaluator
+
+
+def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
+    """This package's passes of an engine, each with its name in the recipe."""
+    return ((name, config) for name, config in _passes(engine) if is_our_pass(config.type))
 
 
 def _passes(engine: Any) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
-"""What this package adds to Olive's `Engine`: early refusals, a sound evaluation cache, no swallowed failures.
+"""What this package adds to Olive's `Engine`: early refusals, a sound evaluation cache, no swallowed failures, bounds.
 
-Only evaluations by `OrtLMEvaluator` are touched. Knows no recipe file.
+Only evaluations by `OrtLMEvaluator` and passes `OrtLMEvaluation` are touched. Knows no recipe file.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import EvaluationSettings
+from olive_ext.config import WorkflowSettings
 from olive_ext.config.base import word
 from olive_ext.errors import ModelError, OliveExtError
-from olive_ext.workflow.early import is_ours, our_evaluators, refuse
+from olive_ext.run.gate import broken_bounds
+from olive_ext.workflow.early import is_ours, our_evaluators, our_passes, refuse
 from olive_ext.workflow.fingerprint import digest, environment, missed_files
-from olive_ext.workflow.handlers import input_model_path
+from olive_ext.workflow.goals import resolve_goals
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import report_folder, surfaced
+from olive_ext.workflow.results import as_keyed, to_metrics
+from olive_ext.workflow.running import Run, running
+from olive_ext.workflow.steps import publish, requirement_error, run_pass
 from olive_ext.workflow.wrapping import wrap_once
 
 _PARAMETERS = {
@@ -29,6 +33,8 @@ _PARAMETERS = {
     "_evaluate_model": {"model_config", "evaluator_config"},
     "_load_evaluation": {"model_id"},
     "_cache_evaluation": {"model_id", "signal"},
+    "_run_pass": {"pass_name", "input_model_id"},
+    "resolve_goals": {"metrics"},
 }
 
 
@@ -52,7 +58,6 @@ class Outcome:
 
 
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
-_outcome: ContextVar[Outcome | None] = ContextVar("outcome", default=None)
 _watchers: list[list[Outcome]] = []
 
 
@@ -68,7 +73,7 @@ def watched_runs() -> Iterator[list[Outcome]]:
 
 
 def mend(engine: type) -> None:
-    """Wraps five methods of Olive's engine, once; says so, or warns where this Olive has others."""
+    """Wraps seven methods of Olive's engine, once; says so, or warns where this Olive has others."""
     missing = [name for name, wanted in _PARAMETERS.items() if not _takes(engine, name, wanted)]
     if missing:
         logger.warning(
@@ -79,6 +84,8 @@ def mend(engine: type) -> None:
         return
     wrap_once(engine, "run", _run)
     wrap_once(engine, "initialize", _initialize)
+    wrap_once(engine, "resolve_goals", resolve_goals)
+    wrap_once(engine, "_run_pass", run_pass)
     wrap_once(engine, "_load_evaluation", _load_evaluation)
     wrap_once(engine, "_cache_evaluation", _cache_evaluation)
     if wrap_once(engine, "_evaluate_model", _evaluate_model):
@@ -95,20 +102,23 @@ def _run(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
-        input_model = given["input_model_config"]
-        refuse(self, input_model)
-        outcome = Outcome()
-        tokens = _outcome.set(outcome), input_model_path.set(input_model.config.get("model_path"))
+        output_dir = Path(given.get("output_dir") or ".").resolve()
+        begun = Run(given["input_model_config"], output_dir, is_search=bool(self.search_strategy))
+        token = running.set(begun)
         try:
+            refuse(self, begun.input_model)
             output = original(self, *args, **kwargs)
+            if any(our_passes(self)):
+                publish(self, begun, output)
         finally:
-            _outcome.reset(tokens[0])
-            input_model_path.reset(tokens[1])
-        outcome.gave_up = _gave_up(self, output, given.get("evaluate_input_model", True))
+            running.reset(token)
+        outcome = Outcome(begun.failures, _gave_up(self, output, given.get("evaluate_input_model", True)))
         for outcomes in _watchers:
             outcomes.append(outcome)
         if outcome.gave_up and outcome.failures:
             raise outcome.failures[0]  # a search notes every failure in the log and ends well
+        if begun.broken is not None:
+            raise begun.broken
         return output
 
     return run
@@ -141,23 +151,41 @@ def _evaluate_model(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         try:
             with surfaced("the evaluation stopped"):
-                return _evaluate_ours(model_config, evaluator_config, lambda: original(self, *args, **kwargs))
+                signal = _evaluate_ours(model_config, evaluator_config, lambda: original(self, *args, **kwargs))
+            _judge(self, model_config, evaluator_config, signal)
         except OliveExtError as error:
-            outcome = _outcome.get()
-            if outcome is not None:
-                outcome.failures.append(error)
+            run = running.get()
+            if run is not None:
+                run.failures.append(error)
             raise
+        return signal
 
     return _evaluate_model
+
+
+def _judge(engine: Any, model_config: Any, evaluator_config: Any, signal: Any) -> None:
+    """Holds an output model against the evaluator's bounds, and the input model where there is no other.
+
+    In a search the candidate is out at once; else Olive first saves the model and its metrics.
+    """
+    run, bounds = running.get(), WorkflowSettings.parse(evaluator_config.type_args).require
+    is_input = run is not None and engine.input_passes_configs and model_config is run.input_model
+    lines = broken_bounds(as_keyed(bounds), to_metrics(signal)) if bounds and not is_input else []
+    if not lines:
+        return
+    error = requirement_error(f"evaluators.{evaluator_config.name or 'evaluator'}", lines)
+    if run is None or run.is_search:
+        raise error
+    run.broken = error
 
 
 def _evaluate_ours(model_config: Any, evaluator_config: Any, evaluate: Callable[[], Any]) -> Any:
     if model_config.type.lower() == "compositemodel":
         raise ModelError("Olive gives composite models to no evaluator: measure this one with the pass OrtLMEvaluation")
-    settings = EvaluationSettings.parse(evaluator_config.type_args)
+    settings = WorkflowSettings.parse(evaluator_config.type_args)
     suffix = digest(
         [
-            evaluator_config.to_json(),
+            _deciding(evaluator_config.to_json()),
             environment(settings),
             missed_files(model_config.type, model_config.config, settings),
         ]
@@ -170,6 +198,12 @@ def _evaluate_ours(model_config: Any, evaluator_config: Any, evaluate: Callable[
         return evaluate()
     finally:
         _evaluation.reset(token)
+
+
+def _deciding(evaluator: dict[str, Any]) -> dict[str, Any]:
+    """An evaluator's configuration without its bounds, which judge the numbers and do not change them."""
+    kept = {name: value for name, value in (evaluator.get("type_args") or {}).items() if name != "require"}
+    return {**evaluator, "type_args": kept}
 
 
 def _load_evaluation(original: Callable[..., Any]) -> Callable[..., Any]:

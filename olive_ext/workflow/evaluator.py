@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluator
 
-from olive_ext.config import EVALUATOR_TYPE, EvaluationSettings
+from olive_ext.config import EVALUATOR_TYPE, WorkflowSettings
 from olive_ext.report import Report
 from olive_ext.workflow.measure import measure
-from olive_ext.workflow.results import check_declared, to_metric_result, with_declared_size
+from olive_ext.workflow.results import check_declared, to_metric_result, with_asked
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
-    """Scores a model with lm-eval tasks. Its keys are those of `EvaluationSettings`.
+    """Scores a model with lm-eval tasks. Its keys are those of `WorkflowSettings`.
 
     Olive makes a new one for each evaluation, from the same keys.
     """
@@ -27,7 +27,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         """Raises `ConfigError` for unknown keys and wrong values."""
         super().__init__()
         # Olive hands the recipe's own lists and mappings over, and lm-eval writes into inline task definitions.
-        self.settings = EvaluationSettings.parse(copy.deepcopy(settings))
+        self.settings = WorkflowSettings.parse(copy.deepcopy(settings))
 
     def evaluate(self, model: Any, metrics: Any = None, device: Any = None, execution_providers: Any = None) -> Any:
         """Olive's `MetricResult` for a model handler.
@@ -39,7 +39,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         check_declared(declared, EVALUATOR_TYPE)
         report = type(self).measure(
             model,
-            with_declared_size(self.settings, declared),
+            with_asked(self.settings, declared),
             device=device,
             execution_providers=execution_providers,
         )

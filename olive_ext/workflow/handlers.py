@@ -6,7 +6,6 @@ Opens no ONNX model; loads Hugging Face models, which only the handler knows how
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import locate
 from olive_ext.model.locate import read_outline
 from olive_ext.workflow.log import logger
+from olive_ext.workflow.running import input_model_path
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 _GENAI_CONFIG = "genai_config.json"
 _UNSUPPORTED = ("external_initializers_file_name", "constant_inputs_file_name")
-
-input_model_path: ContextVar[str | None] = ContextVar("input_model_path", default=None)
-"""Path of the model that the running recipe starts from. Olive's passes leave the tokenizer of an ONNX model behind."""
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
@@ -95,8 +92,9 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:
-    """The settings that were given, so that defaults stay defaults."""
-    return {name: getattr(settings, name) for name in settings.model_fields_set}
+    """The evaluation's settings that were given, so that defaults stay defaults; those of the workflow stay here."""
+    own = [name for name in EvaluationSettings.model_fields if name in settings.model_fields_set]
+    return {name: getattr(settings, name) for name in own}
 
 
 def text_decoder(model: Any) -> Any:
@@ -152,10 +150,11 @@ def _place(model: Any) -> tuple[Path, str | None]:
 
 
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
-    """Folders of the files that travel with the model, the model it was made from, the recipe's input model."""
+    """Folders of the files that travel with the model, the model it was made from, and the recipe's input model:
+    Olive's passes leave the tokenizer of an ONNX model behind."""
     attributes = model_attributes or {}
     folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
-    origins = [attributes.get("_name_or_path"), input_model_path.get()]
+    origins = [attributes.get("_name_or_path"), input_model_path()]
     return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
 
 

@@ -14,6 +14,7 @@ from olive_ext.errors import OliveExtError, RunError
 from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
+from olive_ext.workflow.reference import with_reference
 
 Evaluate = Callable[..., Report]
 _SIZE = "size_on_disk"
@@ -34,6 +35,7 @@ def measure(
     failure is an `OliveExtError`: Olive swallows what is no `ValueError`, and ends with status 0.
     """
     with surfaced("the evaluation stopped"):
+        settings = with_reference(settings)
         kind, handler = resolve(model)
         is_onnx = kind == "onnx"
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 
-from olive_ext.config import PASS_TYPE, EvaluationSettings, Strict
+from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
+from olive_ext.errors import RequirementError
 from olive_ext.report import Report, write
+from olive_ext.report.chain import PASSES
+from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.fingerprint import environment
 from olive_ext.workflow.measure import measure, surfaced
+from olive_ext.workflow.results import SIZE_ON_DISK, with_asked
+from olive_ext.workflow.running import running
 
 FINGERPRINT = "fingerprint"
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
 
 def parameters() -> dict[str, Any]:
-    """Olive's parameters of the pass, one for each field of `EvaluationSettings`, described by its docstring."""
+    """Olive's parameters of the pass, one for each field of `WorkflowSettings`, described by its docstring."""
     found = {
         name: PassConfigParam(
             type_=field.annotation,
@@ -28,19 +34,19 @@ def parameters() -> dict[str, Any]:
             default_value=None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
             description=" ".join((field.description or "").split()),
         )
-        for name, field in EvaluationSettings.model_fields.items()
+        for name, field in WorkflowSettings.model_fields.items()
     }
     return {**found, FINGERPRINT: PassConfigParam(type_=str, default_value=None, description=_DESCRIPTION)}
 
 
-def parse(values: dict[str, Any], where: str = PASS_TYPE) -> EvaluationSettings:
+def parse(values: dict[str, Any], where: str = PASS_TYPE) -> WorkflowSettings:
     """The settings in a pass configuration; raises `ConfigError` for unknown keys, which Olive would drop silently."""
-    return EvaluationSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
+    return WorkflowSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
 
 
 class OrtLMEvaluation(Pass):  # type: ignore[misc]
     """Scores a model with lm-eval tasks between or behind other passes; also composite models, which Olive gives to no
-    evaluator. report.json and report.md travel with the model as additional files."""
+    evaluator. report.json and report.md travel with the model as additional files; `workflow.steps` reads them."""
 
     _accepts_composite_model = True
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
@@ -64,16 +70,38 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         marked = {**given, FINGERPRINT: environment(parse(given))}
         return super().get_config_params(accelerator_spec, marked, disable_search)
 
+    @classmethod
+    def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
+        """As Olive's; its cache key is made without the bounds, which judge numbers and do not change them."""
+        made, default = super().get_config_class(accelerator_spec, disable_search)
+
+        class Keyed(made):  # type: ignore[misc, valid-type]
+            def to_json(self, *args: Any, **kwargs: Any) -> Any:
+                values = super().to_json(*args, **kwargs)
+                return {name: value for name, value in values.items() if name != "require"}
+
+        return Keyed, default
+
+    def run(self, model: Any, output_model_path: str) -> Any:
+        """As Olive's, but copies no files that travel with the model into the model's own folder: that is not ours."""
+        return self._run_for_config(model, self.config, output_model_path)
+
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
-        """A copy of `model` whose `additional_files` also name the report, which lies in `output_model_path`."""
+        """A copy of `model` whose `additional_files` also name the report, which lies in `output_model_path`.
+
+        Raises `RequirementError` for broken bounds where no engine runs, which else sees to them.
+        """
         values = config.model_dump()
         given = {name: value for name, value in values.items() if value != parameters()[name].default_value}
+        settings, run = parse(copy.deepcopy(given)), running.get()
         report = type(self).measure(
             model,
-            parse(copy.deepcopy(given)),
+            with_asked(settings, more=[SIZE_ON_DISK]),
             device=self.accelerator_spec.accelerator_type,
             execution_providers=self.accelerator_spec.execution_provider,
         )
+        if run is not None:
+            report = replace(report, model={**report.model, PASSES: list(run.current)})
         output = copy.deepcopy(model)
         attributes = dict(output.model_attributes or {})
         carried = [str(file) for file in attributes.get("additional_files") or []]
@@ -81,6 +109,8 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
             folder = Path(output_model_path)
             files = _write_beside(report, folder.parent if folder.suffix == ".onnx" else folder, carried)
         output.model_attributes = {**attributes, "additional_files": sorted({*carried, *files})}
+        if run is None and (lines := broken_bounds(settings.require, report.metrics)):
+            raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
         return output
 
 

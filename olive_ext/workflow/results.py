@@ -5,17 +5,26 @@ Olive knows only its own names of metrics ("accuracy_score", "bytes"); what they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import EvaluationSettings
+from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
+from olive_ext.report.select import listed, matching
 
 SIZE_ON_DISK = "size_on_disk"
-_TYPES = ("accuracy", SIZE_ON_DISK)
+SPEED = "tokens_per_second"
+_TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
+_MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": SPEED}
+"""Olive's types that say by themselves what is measured, and the task that answers."""
+
+COSTS = (SIZE_ON_DISK, "peak_memory", SPEED)
+"""What is measured of every model where it is asked for; names that stand among the tasks."""
+
+Settings = TypeVar("Settings", bound=EvaluationSettings)
 _STANDS_FOR = {
     "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
     "f1_score": ("f1", "f1_score"),
@@ -35,6 +44,24 @@ def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
             value = _answer(metric, sub_type, report)
             found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
     return MetricResult.model_validate(found)
+
+
+def to_metrics(result: Any) -> list[Metric]:
+    """The metrics of `to_metric_result`'s answer; the filter is "" where the key has none."""
+    metrics = []
+    for name, entry in result.items():
+        task, _, rest = name.rpartition("-")
+        metric, _, filter_name = rest.partition(",")
+        metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))
+    return metrics
+
+
+def as_keyed(bounds: Iterable[Bound]) -> list[Bound]:
+    """Bounds with their filters as `key` writes them."""
+    return [
+        bound if bound.filter is None else bound.model_copy(update={"filter": bound.filter.replace("-", "_")})
+        for bound in bounds
+    ]
 
 
 def key(metric: Metric, report: Report) -> str:
@@ -57,25 +84,24 @@ def check_declared(declared: Iterable[Any], where: str) -> None:
             )
 
 
-def with_declared_size(settings: EvaluationSettings, declared: Sequence[Any]) -> EvaluationSettings:
-    """`settings` that also ask for the model's size where a declared metric needs it."""
-    is_wanted = any(_text(metric.type) == SIZE_ON_DISK for metric in declared)
-    if not is_wanted or SIZE_ON_DISK in settings.tasks:
-        return settings
-    return settings.model_copy(update={"tasks": [*settings.tasks, SIZE_ON_DISK]})
+def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
+    """`settings` that also ask for what declared metrics, bounds and `more` need of size, memory and speed."""
+    names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
+    names |= {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric) if name}
+    added = [name for name in COSTS if name in names | set(more) and name not in settings.tasks]
+    return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
 
 
 def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
     sub_name = _text(sub_type.name)
-    if _text(declared.type) == SIZE_ON_DISK:
-        candidates = [metric for metric in report.metrics if metric.task == SIZE_ON_DISK]
-    else:
-        candidates = _of_task(declared.name, sub_name, report)
+    candidates = _meant(declared.name, sub_name, report)
+    if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
+        candidates = _meant(measured, sub_name, report)
     if len(candidates) != 1:
         problem = "stands for several metrics" if candidates else "is not among the results"
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
-            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {_listed(candidates or report.metrics)}'
+            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'
         )
     answer = candidates[0]
     if answer.higher_is_better != bool(sub_type.higher_is_better):
@@ -86,28 +112,16 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
     return answer
 
 
-def _of_task(name: str, sub_name: str, report: Report) -> list[Metric]:
+def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
     """The metrics that a declared name and sub type mean; exactly one where all is well."""
     own = [metric for metric in report.metrics if metric.task == name]
     if not own:
-        return [metric for metric in report.metrics if name in _long_names(metric)]
+        return matching(report.metrics, name)
     for meaning in (*_STANDS_FOR.get(sub_name, ()), sub_name):
         found = [metric for metric in own if metric.metric == meaning]
         if found:
             return found
-    return own if sub_name == "accuracy_score" and len(own) == 1 else []
-
-
-def _long_names(metric: Metric) -> tuple[str, str]:
-    short = f"{metric.task}/{metric.metric}"
-    return short, f"{short},{metric.filter}"
-
-
-def _listed(metrics: Iterable[Metric]) -> str:
-    listed = list(metrics)
-    names = [_long_names(metric) for metric in listed]
-    short = [name for name, _ in names]
-    return ", ".join(long if short.count(name) > 1 else name for name, long in names)
+    return own[:1] if name == SPEED or (len(own) == 1 and sub_name == "accuracy_score") else []
 
 
 def _entry(metric: Metric, priority: int) -> dict[str, Any]:

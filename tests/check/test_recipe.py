@@ -63,6 +63,7 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
             "'evaluators.ours.batch_size' = 'foo': give a positive integer or \"auto\"",
         ),
         (("passes", "measure", "limt"), 1, "unknown key 'passes.measure.limt': did you mean 'limit'?"),
+        (("passes", "measure", "require"), [{"metric": "acc"}], "passes.measure.require.0: give 'max' or 'min'"),
         (("passes", "measure", "config"), {}, "missing key 'passes.measure.tasks'"),
         (("evaluator",), "theirs", "'evaluator' = 'theirs': not in 'evaluators', which has ours"),
         (("evaluator",), {"type": "OrtLMEvaluator"}, "missing key 'evaluator.tasks'"),

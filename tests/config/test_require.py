@@ -30,9 +30,3 @@ def test_wrong_bound_is_refused_by_its_place(bound: Any, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse(bound)
     assert message in str(raised.value)
-
-
-def test_evaluations_own_keys_are_told_apart_from_the_workflows() -> None:
-    settings = parse({"metric": "acc", "min": 0.5}, limit=3)
-    assert settings.require[0].min == 0.5
-    assert settings.evaluation() == {"tasks": ["a"], "limit": 3}

@@ -43,6 +43,7 @@ def new_engine() -> Any:
         target_config = Target()
         olive_config = OlivePackageConfig.load_default_config()
         input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
+        search_strategy = None
 
         def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
             self.evaluator_config, self.error = evaluator, error
@@ -76,6 +77,12 @@ def new_engine() -> Any:
 
         def _cache_evaluation(self, model_id: str, signal: Any) -> None:
             self.cache[model_id] = signal
+
+        def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
+            raise NotImplementedError
+
+        def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float]:
+            return {}
 
     mend(FakeEngine)
     return FakeEngine
