@@ -1,6 +1,7 @@
 """What an evaluation found, and its forms: JSON, markdown, a table on the terminal, files."""
 
 from olive_ext.report.files import check_writable, write
+from olive_ext.report.html import to_html
 from olive_ext.report.render import print_table, to_markdown
 from olive_ext.report.report import Metric, Report, from_json, has_several_filters, metric_key, plain, to_json
 
@@ -13,6 +14,7 @@ __all__ = [
     "metric_key",
     "plain",
     "print_table",
+    "to_html",
     "to_json",
     "to_markdown",
     "write",

@@ -1,27 +1,48 @@
-"""Reports on disk: report.json and report.md, each replaced as a whole or not at all."""
+"""Reports on disk: report.json, report.md and report.html, each replaced as a whole or not at all."""
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
+from olive_ext.report.html import to_html
 from olive_ext.report.render import to_markdown
 from olive_ext.report.report import Report, to_json
 
+logger = logging.getLogger(__name__)
 
-def write(report: Report, directory: str | Path) -> tuple[Path, Path]:
-    """Writes both files into `directory`, which is made where missing, and returns their paths.
+
+def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
+    """Writes report.json, report.md and report.html into `directory`, made where missing; returns their paths.
 
     Each is written beside its place and renamed, so that a reader never sees half a file. Raises `RunError` where the
-    disk refuses; the files of an earlier report then stay as they were.
+    disk refuses; the files of an earlier report then stay as they were. A page that cannot be made is left out, an
+    earlier one removed, and a warning says so: the numbers may have taken hours.
     """
     directory = Path(directory)
-    json_path, markdown_path = directory / "report.json", directory / "report.md"
-    write_texts({json_path: to_json(report), markdown_path: to_markdown(report)}, directory)
-    return json_path, markdown_path
+    page = directory / "report.html"
+    texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
+    html = _html(report, to_html)
+    if html is not None:
+        texts[page] = html
+    write_texts(texts, directory)
+    if html is None:
+        page.unlink(missing_ok=True)
+    return tuple(texts)
+
+
+def _html(report: Report, to_html: Callable[[Report], str]) -> str | None:
+    try:
+        return to_html(report)
+    except ImportError as error:
+        logger.warning("no report.html: %s; get it with: pip install jinja2 matplotlib", error)
+    except Exception as error:  # noqa: BLE001 - whatever a plotting library throws
+        logger.warning("no report.html: %s: %s", type(error).__name__, error)
+    return None
 
 
 def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
@@ -47,11 +68,14 @@ def check_writable(directory: str | Path) -> None:
 
 
 def _replace_all(texts: Mapping[Path, str]) -> None:
-    """Writes every file in full before the first is renamed."""
+    """Writes every file in full before the first is renamed.
+
+    Half a surrogate pair, which UTF-8 cannot hold, becomes its escape, which JSON reads back.
+    """
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
     try:
         for path, text in texts.items():
-            with temporary[path].open("x", encoding="utf-8") as file:
+            with temporary[path].open("x", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -51,6 +51,9 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Distribution name to version."""
 
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """The machine: processor, cores, memory, GPUs, operating system."""
+
     engine: Mapping[str, Any] = field(default_factory=dict)
     """The engine's counters, and `seconds`."""
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, write
-from olive_ext.run.metrics import read_metrics
+from olive_ext.report.results import read_metrics
+from olive_ext.run.hardware import describe_hardware
 from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model, size_in_bytes
 from olive_ext.run.samples import write_samples
 
@@ -95,6 +96,7 @@ def _report(
         model={**_identity(config, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions,
+        hardware=describe_hardware(),
         engine={**counters, **seconds},
         config=config.model_dump(mode="json", exclude_unset=True),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),

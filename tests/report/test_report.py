@@ -109,12 +109,12 @@ def test_table_is_not_cut_and_takes_brackets_literally() -> None:
     assert "10 tokens fed of 40 in the requests, 1.2 s" in out.getvalue()
 
 
-def test_both_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    json_path, markdown_path = write_report(REPORT, folder)
+    json_path, markdown_path, _ = write_report(REPORT, folder)
     assert from_json(json_path.read_text(encoding="utf-8")) == REPORT
     assert markdown_path.read_text(encoding="utf-8") == to_markdown(REPORT)
-    assert sorted(path.name for path in folder.iterdir()) == ["report.json", "report.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
 
 
 def test_earlier_report_is_replaced(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_failing_report_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         write_report(Report(metrics=(), results={"x": Unreadable()}), tmp_path)
     assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

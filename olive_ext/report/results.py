@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-from olive_ext.report import Metric
+from olive_ext.report.report import Metric
 
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:

@@ -1,0 +1,148 @@
+"""Numbers as people read them: as many digits as the error bar carries, signs, units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from olive_ext.report.render import number
+
+MINUS = "\N{MINUS SIGN}"
+_BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+def decimals(stderr: float | None, most: int = 4) -> int:
+    """Places behind the point that show an error bar's first two digits."""
+    if stderr is None or not math.isfinite(stderr) or stderr <= 0:
+        return most
+    return min(most, max(0, 1 - math.floor(math.log10(stderr))))
+
+
+def with_error(value: float, stderr: float | None, most: int = 4) -> tuple[str, str]:
+    """Value and error bar with the same number of decimals; the latter empty where there is none."""
+    if not math.isfinite(value):
+        return _odd(value), ""
+    if stderr is None or not math.isfinite(stderr):
+        return signed_minus(number(value)), ""
+    if max(abs(value), stderr) >= 1e7:
+        return signed_minus(number(value)), number(stderr)
+    places = decimals(stderr, most)
+    return signed_minus(f"{value:.{places}f}"), f"{stderr:.{places}f}"
+
+
+def nats(value: float | None) -> str:
+    """Three significant digits, as 0.0123 or 1.2e-05."""
+    if value is None:
+        return "\N{EM DASH}"
+    if not math.isfinite(value):
+        return _odd(value)
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-4:
+        return signed_minus(f"{value:.1e}")
+    return signed_minus(f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}")
+
+
+def nats_with_error(value: float, stderr: float | None) -> tuple[str, str]:
+    """As `with_error`, but a small value keeps three digits of its own where there is no error bar to go by."""
+    if stderr is None or not stderr > 0:
+        return nats(value), ""
+    return with_error(value, stderr, most=7)
+
+
+def percent(value: float, stderr: float | None = None) -> str:
+    """A share as 97.31 %; two digits of the error bar decide how many places."""
+    places = decimals(None if stderr is None else stderr * 100, most=2)
+    return f"{value * 100:.{places}f}\N{NO-BREAK SPACE}%"
+
+
+def points(difference: float, stderr: float | None = None) -> str:
+    """A difference of shares in percentage points, with its sign: +1.2."""
+    places = decimals(None if stderr is None else stderr * 100, most=2)
+    return plus(difference * 100, places)
+
+
+def plus(value: float, places: int) -> str:
+    """With its sign, a real minus; zero without."""
+    if not math.isfinite(value):
+        return _odd(value)
+    text = f"{value:+.{places}f}"
+    return text[1:] if float(text) == 0 else signed_minus(text)
+
+
+def probability(p: float) -> str:
+    """A p-value: three digits, "< 0.001" below."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units, as disks are sold and downloads counted."""
+    value, unit = float(num_bytes), 0
+    while abs(value) >= 999.5 and unit < len(_BYTES) - 1:
+        value, unit = value / 1000, unit + 1
+    places = 0 if unit == 0 else max(0, 2 - math.floor(math.log10(max(abs(value), 1))))
+    return f"{value:.{places}f}\N{NO-BREAK SPACE}{_BYTES[unit]}"
+
+
+def count(value: float) -> str:
+    """A whole number with thin spaces between thousands."""
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, then minutes, then hours."""
+    space = "\N{NO-BREAK SPACE}"
+    if seconds < 120:
+        return f"{seconds:.{1 if seconds < 100 else 0}f}{space}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}{space}min {rest:02d}{space}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}{space}h {minutes:02d}{space}min"
+
+
+def moment(created: str) -> str:
+    """An ISO 8601 time as 2026-11-21 12:00 UTC; what is no such time as it is."""
+    try:
+        time = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return f"{time:%Y-%m-%d %H:%M} {time.tzname() or ''}".strip()
+
+
+def signed_minus(text: str) -> str:
+    """With a minus sign in front instead of a hyphen."""
+    return MINUS + text[1:] if text.startswith("-") else text
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested facts as one level of dotted names and short texts, in the same order."""
+    found: dict[str, str] = {}
+    for key, value in facts.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{name}."))
+        else:
+            found[name] = short(value)
+    return found
+
+
+def short(value: Any) -> str:
+    """One fact on one line."""
+    if value is None:
+        return "\N{EM DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return signed_minus(number(value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={short(item)}" for key, item in value.items()) or "\N{EM DASH}"
+    if isinstance(value, list | tuple):
+        return ", ".join(short(item) for item in value) or "\N{EM DASH}"
+    return str(value)
+
+
+def _odd(value: float) -> str:
+    return "not a number" if math.isnan(value) else ("\N{INFINITY}" if value > 0 else f"{MINUS}\N{INFINITY}")

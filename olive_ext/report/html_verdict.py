@@ -1,0 +1,82 @@
+"""The first thing on the page: for each candidate what was found, and the few numbers that a reader looks for first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from olive_ext.report import html_numbers as numbers
+from olive_ext.report.html_scores import Z95
+from olive_ext.report.page import Column, Contrast, Page
+from olive_ext.report.verdict import Kind, headline, overall, verdict
+
+_TONES: dict[Kind, str] = {"loss": "loss", "gain": "gain", "no_loss_found": "unclear", "nothing_compared": "plain"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number with its name; `note` is set smaller."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What is said of one model; `tone` is the CSS class."""
+
+    name: str
+    against: str
+    tone: str
+    sentence: str
+    tiles: tuple[Tile, ...]
+
+
+def leads(page: Page) -> list[Lead]:
+    """One for each comparison; of a page without any one that says what was measured."""
+    columns = {column.name: column for column in page.columns}
+    found = [_lead(contrast, columns.get(contrast.candidate)) for contrast in page.contrasts]
+    return found or [_scores_only(page)]
+
+
+def _lead(contrast: Contrast, column: Column | None) -> Lead:
+    said = verdict(contrast.comparison)
+    sentence = said.line.partition(": ")[0]
+    tiles = (*_tiles(contrast), *_costs(column))
+    sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+    return Lead(contrast.candidate, contrast.reference, _TONES[said.kind], sentence, tiles)
+
+
+def _tiles(contrast: Contrast) -> Iterator[Tile]:
+    outcome, whole = headline(contrast.comparison), overall(contrast.comparison)
+    if outcome is not None and max(abs(outcome.reference), abs(outcome.candidate)) <= 1:
+        half = (outcome.high - outcome.low) / 2 / Z95
+        low, high = numbers.points(outcome.low, half), numbers.points(outcome.high, half)
+        name = "Accuracy" if outcome.metric.startswith("acc") else outcome.metric
+        yield Tile(f"{name}, points", numbers.points(outcome.difference, half), f"{low} to {high}")
+    lost = sum(flip.direction == "right_to_wrong" for flip in contrast.comparison.flips)
+    if contrast.comparison.flips:
+        yield Tile("Flips, lost / won", f"{lost} / {len(contrast.comparison.flips) - lost}")
+    if whole is None:
+        return
+    mean, stderr = numbers.nats_with_error(whole.kl.mean, whole.kl.stderr)
+    yield Tile("Mean KL, nats", mean, f"± {stderr}" if stderr else "")
+    yield Tile("Same top token", numbers.percent(whole.top1_agreement, whole.top1_agreement_stderr))
+    ratio, error = numbers.with_error(whole.perplexity_ratio, whole.perplexity_ratio_stderr)
+    yield Tile("Perplexity ratio", ratio, f"± {error}" if error else "")
+
+
+def _costs(column: Column | None) -> Iterator[Tile]:
+    for metric in column.metrics if column is not None else ():
+        if metric.task == "size_on_disk":
+            yield Tile("Size on disk", numbers.size(metric.value))
+
+
+def _scores_only(page: Page) -> Lead:
+    tasks = dict.fromkeys(metric.task for column in page.columns for metric in column.metrics if metric.n is not None)
+    measured = f"{len(tasks)} task{'s' * (len(tasks) != 1)}" if tasks else "No task"
+    models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
+    why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
+    tiles = tuple(_costs(page.columns[0])) if len(page.columns) == 1 else ()
+    return Lead("Scores", "", "plain", f"{measured}{models}, {why}", tiles)

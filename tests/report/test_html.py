@@ -1,0 +1,168 @@
+"""The page by itself: what it says, that it parses, that it needs nothing else, that no text can break out of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from olive_ext.report import Metric, Report, to_html
+from olive_ext.report import write as write_report
+from olive_ext.report.comparison import Comparison, Flip
+from olive_ext.report.html_flips import CHUNK, MAX_CHARACTERS, flip_data
+from olive_ext.report.page import Contrast
+from tests.report.synthetic import HOSTILE, comparison, report
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+VOID = {"meta", "br", "wbr", "input", "path", "use", "img", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """Elements, text by element, and what is opened and not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: dict[str, list[str]] = {}
+        self.wrong: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        if not self.open or self.open[-1] != tag:
+            self.wrong.append(f"</{tag}> in {self.open[-3:]}")
+        else:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return to_html(report(found=comparison(400)))
+
+
+def test_page_is_well_formed_with_unique_ids(page: str) -> None:
+    read = Reader(page)
+    assert read.wrong == []
+    assert read.open == []
+    ids = Counter(value for _, name, value in read.attributes if name == "id")
+    assert [name for name, count in ids.items() if count > 1] == []
+    named = {value[1:] for _, name, value in read.attributes if name == "href"}
+    assert named <= set(ids)
+
+
+def test_page_refers_to_nothing_outside_and_forbids_it(page: str) -> None:
+    read = Reader(page)
+    links = [item for item in read.attributes if item[1] in ("href", "src", "srcset", "action", "data")]
+    assert all(value.startswith("#") for _, _, value in links)
+    assert not re.search(r"https?://|url\((?!#)|@import", page)
+    policy = next(value for _, name, value in read.attributes if name == "content" and "default-src" in value)
+    assert "default-src 'none'" in policy
+
+
+def test_same_report_makes_the_same_page(page: str) -> None:
+    assert to_html(report(found=comparison(400))) == page
+
+
+def test_page_of_a_comparison_has_every_part(page: str) -> None:
+    read = Reader(page)
+    ids = {value for _, name, value in read.attributes if name == "id"}
+    assert {"scores", "differences", "divergence", "flips", "cost", "setup"} <= ids
+    text = " ".join("".join(parts) for parts in read.text.values())
+    for expected in ("Loss found in hellaswag acc_norm", "hellaswag", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar"):
+        assert expected in text.replace("<wbr>", "")
+    assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
+
+
+def test_page_without_a_comparison_says_so_and_leaves_parts_out() -> None:
+    text = to_html(Report(metrics=(Metric("arc", "acc", "none", 0.25, 0.0125, True, 400),), model={"path": "m"}))
+    read = Reader(text)
+    ids = {value for _, name, value in read.attributes if name == "id"}
+    assert "scores" in ids
+    assert not {"differences", "divergence", "flips", "cost"} & ids
+    assert "1 task, without a reference" in text
+
+
+def test_empty_report_has_a_page() -> None:
+    assert Reader(to_html(Report(metrics=()))).wrong == []
+
+
+def test_hostile_names_and_texts_stay_text() -> None:
+    name = "</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}"
+    made = Report(
+        metrics=(Metric(name, name, name, 0.5, 0.1, True, 4),),
+        model={"path": name, name: name},
+        versions={name: name},
+        config={"model": {"path": name}, "tasks": [name]},
+        comparison=comparison(50),
+    )
+    read = Reader(to_html(made))
+    assert read.wrong == []
+    assert read.tags["img"] == 0
+    assert "49" not in "".join(read.text["h1"])
+
+
+def test_flips_survive_the_way_into_the_page_and_out() -> None:
+    flips = [
+        Flip("t", number, "right_to_wrong", text, text, text, text, "acc", "none")
+        for number, text in enumerate(HOSTILE)
+    ]
+    data = flip_data([Contrast("candidate", "reference", Comparison({}, flips=tuple(flips)))])
+    assert len(data.chunks) == 1
+    assert not re.search(r"[<>&]", data.chunks[0] + data.head)
+    rows = json.loads(data.chunks[0])
+    assert [row[4] for row in rows] == list(HOSTILE)
+    assert json.loads(data.head)["tasks"] == ["t · acc"]
+    data.chunks[0].encode()
+
+
+def test_many_flips_come_in_chunks_and_long_texts_are_cut() -> None:
+    long = Flip("t", 1, "wrong_to_right", "x" * (MAX_CHARACTERS + 7), "", "", "")
+    data = flip_data([Contrast("c", "r", Comparison({}, flips=(long,) * (CHUNK + 1)))])
+    assert [len(json.loads(chunk)) for chunk in data.chunks] == [CHUNK, 1]
+    assert json.loads(data.chunks[1])[0][4].endswith("[7 more characters]")
+
+
+def test_page_is_written_beside_the_report(tmp_path: Path) -> None:
+    paths = write_report(report(found=comparison(20)), tmp_path)
+    assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
+    assert Reader((tmp_path / "report.html").read_text(encoding="utf-8")).wrong == []
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'matplotlib'"), RuntimeError("fonts are broken")])
+def test_evaluation_survives_a_page_that_cannot_be_made(
+    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(report: Report) -> str:
+        raise error
+
+    (tmp_path / "report.html").write_text("of an earlier report")
+    with caplog.at_level(logging.WARNING):
+        paths = write_report(report(), tmp_path, failing)
+    assert [path.name for path in paths] == ["report.json", "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
+    (message,) = (record.message for record in caplog.records)
+    assert message.startswith("no report.html: ")
