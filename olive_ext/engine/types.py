@@ -109,6 +109,65 @@ class FinishReason(str, Enum):
     LENGTH = "length"
 
 
+COMPARED = np.dtype(
+    [
+        ("kl", "<f4"),
+        ("kl_variance", "<f4"),
+        ("kl_lower", "<f4"),
+        ("tail_mass", "<f4"),
+        ("reference_logprobs", "<f4"),
+        ("reference_is_greedy", "?"),
+        ("same_top", "?"),
+        ("reference_top_logprobs", "<f4"),
+        ("top_logprobs", "<f4"),
+    ]
+)
+"""What a runner notes of a target beside its score where there is a reference: the fields of `Compared`."""
+
+Notes = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What a reference says of the same T targets behind the same tokens; arrays [T], natural logarithms."""
+
+    kl: npt.NDArray[np.float32]
+    """KL(reference || this model) of the whole next-token distributions, in nats."""
+
+    kl_variance: npt.NDArray[np.float32]
+    """Of the estimate, in nats squared; 0 where `kl` is exact."""
+
+    kl_lower: npt.NDArray[np.float32]
+    """A bound that the true KL is not under, whatever was drawn; `kl` itself where that is exact."""
+
+    tail_mass: npt.NDArray[np.float32]
+    """Reference's probability of the tokens of which only some were kept; 0 where `kl` is exact."""
+
+    reference_logprobs: npt.NDArray[np.float32]
+    """Of the target, under the reference."""
+
+    reference_is_greedy: npt.NDArray[np.bool_]
+    """The target was the reference's argmax."""
+
+    same_top: npt.NDArray[np.bool_]
+    """Both models' argmax is one token."""
+
+    reference_top_logprobs: npt.NDArray[np.float32]
+    """Of the reference's argmax, under the reference."""
+
+    top_logprobs: npt.NDArray[np.float32]
+    """Of the reference's argmax, under this model."""
+
+    def __len__(self) -> int:
+        return len(self.kl)
+
+    @classmethod
+    def join(cls, parts: Sequence[Notes]) -> Compared:
+        """Of `COMPARED` arrays, one behind the other."""
+        notes_T = np.concatenate([np.empty(0, COMPARED), *parts])
+        return cls(*(notes_T[name].copy() for name in COMPARED.names or ()))
+
+
 @dataclass(frozen=True)
 class Result:
     """`logprobs[T]` in nats, `is_greedy[T]` (the target was the argmax), `tokens[G]` without the stop id."""
@@ -117,3 +176,5 @@ class Result:
     is_greedy: tuple[bool, ...] = ()
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
+    notes: Notes | None = field(default=None, compare=False)
+    """What the runner noted of each target: `COMPARED`[T] where there is a reference."""

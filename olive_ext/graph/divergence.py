@@ -89,7 +89,7 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
 
     Inputs: `logits` float32[R, V], `ids` int64[R, 1] (where it is largest), and a record as `record_graph` makes it:
     `record_ids` int64[R, N], `record_logprobs` float32[R, N], `tail` float32[R, 1]. Outputs, float32[R], nats: `kl`,
-    unbiased; `kl_variance` of that estimate, over what might have been drawn; `kl_bound`, at most the true value (the
+    unbiased; `kl_variance` of that estimate, over what might have been drawn; `kl_lower`, at most the true value (the
     tail taken as one token); `top_logprobs`, the candidate's of the reference's most probable token.
 
     With x = log p - log q and P and Q the tail's probability under both, exact sums over the top ones and
@@ -128,7 +128,7 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     scaled = writer.add("Mul", ["tail", writer.add("Mul", ["tail", squares])])
     _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", mean])]), "kl")
     _flat(writer, writer.add("Div", [scaled, writer.number(float(drawn * (drawn - 1)))]), "kl_variance")
-    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_bound")
+    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
     _flat(
         writer,
         writer.add("Slice", [logq_RN, writer.integers([0]), writer.integers([1]), writer.integers([1])]),

@@ -14,8 +14,8 @@ from olive_ext.errors import ConfigError
 WHOLE_VOCABULARY = 2048
 """Up to this many tokens a record holds all of them, and what is computed from it is exact."""
 
-LEAST, MOST = 16, 64
-"""Bounds of the top tokens, and of the drawn ones, where they are not given."""
+TOP, DRAWN, LEAST = 64, 32, 16
+"""How many of each where they are not given and the vocabulary is large enough, and how few at least."""
 
 SHARE = 0.02
 """Part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
@@ -26,7 +26,7 @@ _TOKEN_BYTES = 8
 
 @dataclass(frozen=True)
 class Form:
-    """What a record holds: all `vocab_size` log-probabilities where `top` is 0; else the `top` most probable tokens and
+    """What a record holds: all `vocab_size` logits where `top` is 0; else the `top` most probable tokens and
     `drawn` tokens drawn from the others, with their log-probabilities, and the others' probability together.
 
     From the whole row KL is exact up to float32 (2e-6 nats). From a short record it is estimated without bias, with a
@@ -40,17 +40,18 @@ class Form:
 
     @classmethod
     def choose(cls, vocab_size: int, top: int | None = None, drawn: int | None = None, seed: int = 0) -> Form:
-        """The form for a vocabulary; what is not given is chosen: 64 + 64 tokens, fewer where these would take more
-        than 2 % of the logits (below 13,000 tokens), never fewer than 16 + 16, all of at most 2048 tokens."""
+        """The form for a vocabulary; what is not given is chosen: 64 + 32 tokens, fewer where these would take more
+        than 2 % of the logits (below 10,000 tokens), never fewer than 16 + 16. A vocabulary of at most 2048 tokens is
+        kept whole, and so is one of which more than half would be kept."""
         for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
-            if value is not None and not least <= value <= vocab_size:
-                raise ConfigError(f"'{name}' = {value}: a number from {least} to the vocabulary's size of {vocab_size}")
-        if top is None and drawn is None and vocab_size <= WHOLE_VOCABULARY:
+            if value is not None and value < least:
+                raise ConfigError(f"'{name}' = {value}: a number of at least {least}")
+        fitting = int((SHARE * 4 * vocab_size - 4) / _TOKEN_BYTES)
+        top = top or min(TOP, max(LEAST, fitting * TOP // (TOP + DRAWN)))
+        drawn = drawn or min(DRAWN, max(LEAST, fitting * DRAWN // (TOP + DRAWN)))
+        if vocab_size <= WHOLE_VOCABULARY or top + drawn > vocab_size / 2:
             return cls(vocab_size, 0, 0, seed)
-        fitting = int((SHARE * 4 * vocab_size - 4) / _TOKEN_BYTES / 2)
-        chosen = min(MOST, max(LEAST, fitting // 8 * 8))
-        form = cls(vocab_size, top or chosen, drawn or chosen, seed)
-        return form if form.num_tokens < vocab_size / 2 else cls(vocab_size, 0, 0, seed)
+        return cls(vocab_size, top, drawn, seed)
 
     @property
     def is_whole(self) -> bool:
@@ -62,9 +63,10 @@ class Form:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """One record: `ids`[N], the top ones first, `logprobs`[N] in nats, `tail` probability; or `logprobs`[V]."""
+        """One record: `ids`[N], the top ones first, `logprobs`[N] in nats, `tail` probability; or `logits`[V], less
+        their largest."""
         if self.is_whole:
-            return np.dtype([("logprobs", "<f4", (self.vocab_size,))])
+            return np.dtype([("logits", "<f4", (self.vocab_size,))])
         size = (self.num_tokens,)
         return np.dtype([("ids", "<i4", size), ("logprobs", "<f4", size), ("tail", "<f4")])
 

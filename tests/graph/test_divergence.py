@@ -145,7 +145,7 @@ def test_estimate_from_records_is_within_four_standard_errors_and_above_its_boun
     error = np.sqrt(found["kl_variance"].sum(dtype=np.float64)) / len(exact)
     assert abs(found["kl"].mean(dtype=np.float64) - exact.mean()) < 4 * error
     assert error < 0.02 * exact.mean()
-    assert (found["kl_bound"] <= exact + 1e-5).all()
+    assert (found["kl_lower"] <= exact + 1e-5).all()
     np.testing.assert_allclose(found["top_logprobs"], diverge(reference, candidate)["top_logprobs"], atol=1e-5)
 
 
@@ -163,5 +163,5 @@ def test_control_variate_lowers_the_variance_of_a_plain_mean_many_times() -> Non
 def test_estimate_from_its_own_record_is_zero_to_the_last_bit() -> None:
     logits = rows(20, 5000)
     found = diverge_from_record(record(logits, 16, 16), logits, 16, 16)
-    for name in ("kl", "kl_variance", "kl_bound"):
+    for name in ("kl", "kl_variance", "kl_lower"):
         assert not found[name].any()

@@ -172,24 +172,24 @@ def test_memory_stays_bounded_while_records_grow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "top"), [(2048, 0), (2049, 16), (12_000, 56), (13_000, 64), (49152, 64), (262144, 64)]
+    ("vocab_size", "kept"),
+    [(2048, (0, 0)), (2049, (16, 16)), (6000, (39, 19)), (10_000, (64, 32)), (49152, (64, 32)), (262144, (64, 32))],
 )
 def test_chosen_form_is_whole_for_small_vocabularies_and_under_two_percent_for_others(
-    vocab_size: int, top: int
+    vocab_size: int, kept: tuple[int, int]
 ) -> None:
     form = Form.choose(vocab_size)
-    assert (form.top, form.drawn) == (top, top)
-    assert form.is_whole == (top == 0)
+    assert (form.top, form.drawn) == kept
+    assert form.is_whole == (kept == (0, 0))
     share = form.dtype.itemsize / (4 * vocab_size)
-    assert share <= (1 if form.is_whole else 0.02 if top > 16 else 0.035)
+    assert share <= (1 if form.is_whole else 0.02 if form.top > 16 else 0.035)
     assert form.describe()["share_of_logits"] == pytest.approx(share, abs=1e-5)
 
 
 def test_given_form_is_kept_or_refused_by_name() -> None:
     assert Form.choose(50_000, 10, 200) == Form(50_000, 10, 200)
-    assert Form.choose(1000, 16, 16) == Form(1000, 16, 16)
-    assert Form.choose(1000, 600).is_whole
-    with pytest.raises(ConfigError, match="'top' = 0: a number from 1 to the vocabulary's size of 1000"):
+    assert Form.choose(3000, 1600).is_whole
+    with pytest.raises(ConfigError, match="'top' = 0: a number of at least 1"):
         Form.choose(1000, 0)
-    with pytest.raises(ConfigError, match="'drawn' = 1: a number from 2"):
+    with pytest.raises(ConfigError, match="'drawn' = 1: a number of at least 2"):
         Form.choose(1000, 4, 1)
