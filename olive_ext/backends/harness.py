@@ -28,8 +28,9 @@ def run_tasks(
     seeds: Seeds,
     cache_stem: str | None = None,
     progress: bool = False,
+    log_samples: bool = False,
 ) -> dict[str, Any]:
-    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any.
+    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any, or `log_samples` does.
 
     Answers are kept in and taken from the database `<cache_stem>_rank0.db`. Raises `TaskError` for what a task, its
     data or a setting cannot do, `RunError` where the machine fails.
@@ -47,7 +48,7 @@ def run_tasks(
             num_fewshot=settings.num_fewshot,
             limit=settings.limit,
             bootstrap_iters=settings.bootstrap_iters,
-            log_samples=settings.sample_log_num > 0,
+            log_samples=log_samples or settings.sample_log_num > 0,
             apply_chat_template=settings.apply_chat_template,
             system_instruction=settings.system_instruction,
             fewshot_as_multiturn=settings.fewshot_as_multiturn,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, word
+from olive_ext.config.base import PositiveInt, Strict, Word, not_bool, word
 
 INPUT_MODEL = "input_model"
 """Stands for the model that an Olive workflow started from."""
@@ -50,12 +50,13 @@ class ReferenceConfig(Strict):
     records_dir: str | None = None
     """Folder of the records. None takes `olive_ext_records` in the user's cache folder."""
 
-    top: PositiveInt = 64
-    """Recorded: the most likely tokens of a position that are kept with their log-probabilities."""
+    top: PositiveInt | None = None
+    """Recorded: the most likely tokens of a position that are kept with their log-probabilities. None takes a number
+    by the vocabulary: all of at most 2048 tokens, else 16 to 64, so that records take 2 % of the logits."""
 
-    drawn: NonNegativeInt = 32
+    drawn: Annotated[int, Field(ge=2), BeforeValidator(not_bool)] | None = None
     """Recorded: tokens drawn from the rest of a position's distribution, from which the rest of the divergence is
-    estimated."""
+    estimated. None takes as many as `top`."""
 
     @property
     def is_input_model(self) -> bool:

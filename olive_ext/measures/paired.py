@@ -56,6 +56,7 @@ def compare_outcomes(
         mcnemar_p=mcnemar_p(lost, gained),
         documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in DIFFERENCES},
         higher_is_better=higher_is_better,
+        is_binary=is_binary,
     )
 
 

@@ -112,6 +112,8 @@ class Outcome:
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""
 
     higher_is_better: bool = True
+    is_binary: bool = True
+    """Whether a document's value is 0 or 1, and its answer so right or wrong."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Flip:
     reference_answer: str
     candidate_answer: str
     metric: str = ""
-    """By which the answers are right or wrong; a document has a flip for each of its task's metrics that differ."""
+    """By which the answers are right or wrong: the first of the task's metrics that says so."""
 
     filter: str = ""
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from olive_ext.report.compared_metrics import NAMES
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.render_comparison import heading, lines, tables
 from olive_ext.report.report import Report
 
 if TYPE_CHECKING:
@@ -19,7 +22,11 @@ _NO_WRAP = 10_000
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """The table's cells, a row for each metric in the report's order, in the order of the heads."""
+    """The table's cells, a row for each metric in the report's order, in the order of the heads.
+
+    The numbers of a comparison have their own tables.
+    """
+    compared = NAMES if report.comparison is not None else ()
     return [
         (
             metric.task,
@@ -31,6 +38,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
             "" if metric.n is None else str(metric.n),
         )
         for metric in report.metrics
+        if metric.metric not in compared
     ]
 
 
@@ -42,8 +50,10 @@ def number(value: float) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """The report as GitHub markdown: the metrics first, then model, providers, engine and versions."""
+    """The report as GitHub markdown: the metrics first, then what a comparison found, model, providers, engine and
+    versions."""
     parts = [f"# Evaluation of {_escape(_model_name(report))}", _created(report), markdown_table(_HEADS, rows(report))]
+    parts += [_comparison(report.comparison)] if report.comparison is not None else []
     parts += [_facts("Model", report.model), _providers(report), _facts("Engine", report.engine)]
     parts += [_facts("Versions", report.versions)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -52,6 +62,10 @@ def to_markdown(report: Report) -> str:
 def print_table(report: Report, file: IO[str] | None = None) -> None:
     """Prints the metrics and the facts a reader compares first; to stdout, or to `file`. Never cuts a cell."""
     console = print_rows(_model_name(report), _HEADS, rows(report), ("value", "± stderr", "n"), file)
+    for found in tables(report.comparison) if report.comparison is not None else ():
+        print_rows(found.title, found.heads, found.rows, found.heads[found.num_names :], file)
+    for line in lines(report.comparison) if report.comparison is not None else ():
+        console.print(line, markup=False)
     names = ", ".join(str(provider.get("name", provider)) for provider in report.providers)
     if names:
         console.print(f"providers: {names}", markup=False)
@@ -81,6 +95,11 @@ def print_rows(
         table.add_row(*(_plain_text(cell) for cell in row))
     console.print(table)
     return console
+
+
+def _comparison(comparison: Comparison) -> str:
+    parts = [f"## {_escape(heading(comparison))}", *lines(comparison)]
+    return "\n\n".join([*parts, *(markdown_table(table.heads, table.rows) for table in tables(comparison))])
 
 
 def _plain_text(cell: str) -> Any:

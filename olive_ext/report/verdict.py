@@ -67,10 +67,12 @@ def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
         side = lost if item.right_to_wrong > item.wrong_to_right else gained
         side += [] if name in side else [name]
     for found in _texts(comparison):
-        margin = _QUANTILE * (found.perplexity_ratio_stderr or 0.0)
-        name = f"{found.task} perplexity"
-        if found.perplexity_ratio_stderr is not None and abs(found.perplexity_ratio - 1) > max(margin, _SAME_NATS):
-            (lost if found.perplexity_ratio > 1 else gained).append(name)
+        if found.perplexity_ratio_stderr is None:
+            continue
+        change, margin = found.perplexity_ratio - 1, _QUANTILE * found.perplexity_ratio_stderr
+        if abs(change) > max(margin, _SAME_NATS):
+            name = f"{found.task} perplexity ({100 * change:+.2g} ± {100 * margin:.1g} %)"
+            (lost if change > 0 else gained).append(name)
     return lost, gained
 
 

@@ -1,0 +1,80 @@
+"""Listens to a model that is compared with a reference: keeps what both said of every target, by task and document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from olive_ext.errors import RunError
+from olive_ext.measures import Positions, TokenClasses, measure_divergence
+from olive_ext.measures.positions import ComparedTargets, joined
+from olive_ext.report.comparison import ALL, Divergence
+
+
+class Compared(ComparedTargets, Protocol):
+    """Both models at the T targets of a request: `olive_ext.engine.types.Compared`."""
+
+    @property
+    def reference_is_greedy(self) -> Any: ...
+
+
+class Scored(Protocol):
+    """What a session says of targets where there is a reference."""
+
+    @property
+    def token_logprobs(self) -> Sequence[float]: ...
+
+    @property
+    def compared(self) -> Compared | None: ...
+
+
+class Asked(Protocol):
+    """A request of lm-eval."""
+
+    @property
+    def task_name(self) -> Any: ...
+
+    @property
+    def doc_id(self) -> Any: ...
+
+
+@dataclass
+class Observed:
+    """Positions of each task; `classes` tell what kind of token a target is."""
+
+    classes: TokenClasses
+    positions: dict[str, Positions] = field(default_factory=dict)
+
+    def take(self, asked: Asked, context: Sequence[int], target: Sequence[int], scored: Scored) -> Compared:
+        """Keeps the targets of a request, which stand behind `context`; gives back what the reference said.
+
+        Raises `RunError` where it said nothing.
+        """
+        compared = scored.compared
+        if compared is None:
+            raise RunError(f"task '{asked.task_name}': the model answered without its reference")
+        self.positions.setdefault(str(asked.task_name), Positions()).add(
+            int(asked.doc_id),
+            scored.token_logprobs,
+            compared,
+            first_position=len(context),
+            token_classes=self.classes.of(target, context[-1] if context else None),
+        )
+        return compared
+
+    def divergences(self) -> tuple[Divergence, ...]:
+        """Of each task that was scored, in the order of the first requests, and over all where there are several."""
+        found = [measure_divergence(task, positions) for task, positions in self.positions.items()]
+        if len(found) > 1:
+            found.append(measure_divergence(ALL, joined(self.positions.values())))
+        return tuple(item for item in found if item is not None)
+
+
+def score_under_reference(compared: Compared) -> tuple[float, bool]:
+    """The reference's own answer to the request: log-probability in nats, and whether it is its greedy one."""
+    logprobs = np.asarray(compared.reference_logprobs).tolist()
+    return math.fsum(logprobs), bool(np.all(compared.reference_is_greedy))
