@@ -85,7 +85,7 @@ def load_tasks(
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
             or data cannot be loaded.
     """
-    folders = _folders(include_path)
+    folders = task_folders(include_path)
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager = TaskManager(include_path=folders, include_defaults=False)
         found = [_find(spec, manager.task_index) for spec in specs]
@@ -104,7 +104,8 @@ def _names(specs: Sequence[Spec]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _folders(include_path: str | Sequence[str] | None) -> list[str]:
+def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
+    """The folders of task files as a list; raises `TaskError` for one that does not exist."""
     folders = [include_path] if isinstance(include_path, str) else list(include_path or ())
     for folder in folders:
         if not Path(folder).is_dir():
@@ -125,7 +126,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
         if not path.is_file():
             raise TaskError(f"unknown task '{spec}': no such file")
         return spec, list(_members(_read(path), index))
-    shipped = _shipped_file(spec)
+    shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])
 
 
@@ -159,7 +160,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _shipped_file(name: str) -> Path | None:
+def shipped_file(name: str) -> Path | None:
     """lm-eval's own file NAME.yaml, where there is exactly one and it defines the task NAME and no group."""
     paths = _shipped_files().get(name, ())
     if len(paths) != 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
 from olive_ext.report.files import write_texts
 from olive_ext.report.render import markdown_table, number, print_rows
@@ -50,7 +51,7 @@ def _values(report: Report) -> Iterator[tuple[str, float]]:
             yield metric.metric, metric.value
         elif metric.task in _COST:
             yield metric.task, metric.value
-        elif metric.task != ALL and metric.metric not in _DISTANCES:
+        elif metric.task != ALL and metric.metric not in NAMES:
             first.setdefault(metric.task, metric)
     if not any(metric.task == SPEED for metric in report.metrics) and (speed := _speed(report)) is not None:
         yield SPEED, speed

@@ -7,18 +7,22 @@ keys of a pass.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.systems.common import SystemType
 
+from olive_ext.backends.declared import declared_metrics
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
+from olive_ext.report.compared_metrics import NAMES
+from olive_ext.run.gate import COSTS, check_names
 from olive_ext.workflow.passes import parse
-from olive_ext.workflow.results import check_declared
+from olive_ext.workflow.reference import with_reference
+from olive_ext.workflow.results import check_declared, names_declared, with_asked
 
 USER_SCRIPT = Path(__file__).with_name("user_script.py")
 
@@ -40,10 +44,10 @@ def refuse(engine: Any, input_model: Any) -> None:
     evaluators = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     for where, evaluator in evaluators:
-        WorkflowSettings.parse(evaluator.type_args, where)
         check_declared(evaluator.metrics, where)
+        _refuse_settings(WorkflowSettings.parse(evaluator.type_args, where), where, evaluator.metrics)
     for name, config in passes:
-        parse(config.config or {}, f"passes.{name}")
+        _refuse_settings(parse(config.config or {}, f"passes.{name}"), f"passes.{name}")
     if evaluators or passes:
         _refuse_missing_model(input_model)
     if engine.target_config.type == SystemType.PythonEnvironment:
@@ -52,8 +56,31 @@ def refuse(engine: Any, input_model: Any) -> None:
                 f"'passes.{name}': {PASS_TYPE} cannot run in a PythonEnvironment system, whose process knows Olive's "
                 f"own passes only; use the evaluator {EVALUATOR_TYPE} or a LocalSystem"
             )
-        for _, evaluator in evaluators:
+        for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(USER_SCRIPT)
+            _name_reference(evaluator, where)
+
+
+def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
+    """A reference that cannot be found; bounds and declared metrics that no report will answer."""
+    with_reference(settings)
+    bounds = [(bound.task, bound.metric) for bound in settings.require]
+    if not bounds and not declared:
+        return
+    asked = with_asked(settings, declared).tasks
+    tasks = declared_metrics([task for task in asked if task not in tuple(COSTS)], settings.include_path)
+    if tasks is not None:
+        tasks |= {name: metrics for name, metrics in COSTS.items() if name in asked}
+        compared = NAMES if settings.reference is not None else ()
+        check_names(bounds, tasks, compared, f"{where}.require")
+        check_names(names_declared(declared), tasks, compared, f"{where}.metrics")
+
+
+def _name_reference(evaluator: Any, where: str) -> None:
+    """Puts the input model's path in the place of "input_model": the process that evaluates knows no workflow."""
+    settings = with_reference(WorkflowSettings.parse(evaluator.type_args, where))
+    if settings.reference is not None:
+        evaluator.type_args["reference"] = settings.reference.model_dump(exclude_unset=True)
 
 
 def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:

@@ -8,28 +8,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.versions import versions
-from olive_ext.config import EvaluationSettings
+from olive_ext.config import EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ModelError
 from olive_ext.model import content_hash, locate
 from olive_ext.workflow.handlers import tokenizer_candidates
+from olive_ext.workflow.reference import settled
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
+_CHUNK_BYTES = 1 << 24
 
 
 def environment(settings: EvaluationSettings) -> str:
-    """Digest (16 hex digits) of the versions in use, and of the task files and adapters that the settings name.
+    """Digest (16 hex digits) of the versions in use, and of the task files, adapters and reference that the settings
+    name.
 
-    Files count by size and time of change: data sets lie among them.
+    Files count by size and time of change, since data sets lie among them; those of the reference by their content.
     """
     adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
     paths = sorted({*_task_files(settings), *adapters})
     files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
-    return digest({"versions": versions(), "files": files})
+    reference = [] if settings.reference is None else [_reference(settled(settings.reference))]
+    return digest({"versions": versions(), "files": files, "reference": reference})
 
 
 def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:
@@ -45,6 +50,37 @@ def missed_files(model_type: str, model_config: dict[str, Any], settings: Evalua
         return content_hash(locate(path, tokenizer=tokenizer, extra_tokenizer_candidates=candidates))
     except ModelError:
         return ""
+
+
+def _reference(reference: ReferenceConfig) -> list[Any]:
+    """The reference's settings and its content, wherever it lies; of a model on the hub, which revision is here."""
+    settings = reference.model_dump(mode="json", exclude={"path", "records_dir"})
+    path = Path(reference.path)
+    if not path.exists():
+        return [settings, reference.path, _snapshot(reference.path)]
+    folder = path if path.is_dir() else path.parent
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return [settings, _content(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))]
+
+
+@lru_cache(maxsize=8)
+def _content(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Digest of the files' names and bytes (about 1 s/GB); asked again for each pass and candidate."""
+    found = hashlib.sha256()
+    for path, size, _ in files:
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found.update(chunk)
+    return found.hexdigest()[: 2 * _DIGEST_BYTES]
+
+
+def _snapshot(name: str) -> str:
+    """Where the hub's cache has the model's config.json: the revision is part of the path. Empty where it has none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return found if isinstance(found, str) else ""
 
 
 def digest(value: Any) -> str:

@@ -14,15 +14,13 @@ from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.select import listed, matching
+from olive_ext.run.gate import COSTS
 
 SIZE_ON_DISK = "size_on_disk"
 SPEED = "tokens_per_second"
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
 _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": SPEED}
 """Olive's types that say by themselves what is measured, and the task that answers."""
-
-COSTS = (SIZE_ON_DISK, "peak_memory", SPEED)
-"""What is measured of every model where it is asked for; names that stand among the tasks."""
 
 Settings = TypeVar("Settings", bound=EvaluationSettings)
 _STANDS_FOR = {
@@ -82,6 +80,11 @@ def check_declared(declared: Iterable[Any], where: str) -> None:
             raise ConfigError(
                 f"'{where}.metrics' has '{metric.name}' of type '{_text(metric.type)}': give {' or '.join(_TYPES)}"
             )
+
+
+def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
+    """The names of declared metrics that must be among the results, for `gate.check_names`."""
+    return [(None, metric.name) for metric in declared if _text(metric.type) not in _MEASURED]
 
 
 def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:

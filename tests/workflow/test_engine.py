@@ -15,9 +15,11 @@ from olive.model import ModelConfig
 from olive.package_config import OlivePackageConfig
 
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.engine import mend, watched_runs
+from olive_ext.workflow.results import to_metric_result
 from tests.exports import genai_export
+from tests.workflow.recipes import REPORT
 
 
 class Target:
@@ -264,3 +266,113 @@ def test_run_without_our_types_is_left_alone() -> None:
     engine = new_engine()(OliveEvaluatorConfig(type="LMEvaluator", taskz=["t"]))
     engine.run(ModelConfig(type="HfModel", config={"model_path": "/nowhere"}))
     assert engine.num_evaluations == 1
+
+
+class Evaluated:
+    """Methods of Olive's engine that evaluate the input model and then one output model; the numbers are known."""
+
+    target_config = Target()
+    olive_config = OlivePackageConfig.load_default_config()
+    search_strategy = None
+
+    def __init__(self, evaluator: Any, *, has_passes: bool = True) -> None:
+        self.evaluator_config = evaluator
+        self.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization")]} if has_passes else {}
+        self.seen: list[str] = []
+
+    def initialize(self) -> None: ...
+
+    def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+        made = ModelConfig(type=input_model_config.type, config=dict(input_model_config.config))
+        for name, model in {"input": input_model_config, "output": made}.items():
+            self._evaluate_model(model, name, self.evaluator_config, None)
+            self.seen.append(name)
+        return Output(True, 1)
+
+    def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+        return to_metric_result(REPORT)
+
+    def _load_evaluation(self, model_id: str) -> Any: ...
+
+    def _cache_evaluation(self, model_id: str, signal: Any) -> None: ...
+
+    def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any: ...
+
+    def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> Any: ...
+
+
+def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = True) -> Any:
+    kind: Any = type("FakeEngine", (), dict(vars(Evaluated)))
+    mend(kind)
+    engine = kind(evaluator, has_passes=has_passes)
+    engine.search_strategy = "any" if is_search else None
+    return engine
+
+
+GROUP = {"group": "g", "task": ["t"]}
+STRICT = {"metric": "acc", "min": 0.75}
+
+
+def test_evaluators_broken_bound_is_raised_behind_the_whole_run(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[STRICT]))
+    with pytest.raises(
+        RequirementError, match=r"'evaluators\.e\.require' is broken: tiny_choice/acc = 0\.5000, required"
+    ):
+        engine.run(model)
+    assert engine.seen == ["input", "output"]
+
+
+def test_candidate_of_a_search_is_out_at_once(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[STRICT]), is_search=True)
+    with pytest.raises(RequirementError):
+        engine.run(model)
+    assert engine.seen == ["input"]  # which is not judged
+
+
+def test_input_model_is_judged_where_there_is_no_other(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[{"metric": "size_on_disk", "max": 1}]), has_passes=False)
+    with pytest.raises(RequirementError, match="size_on_disk/bytes = 1024, required at most 1"):
+        engine.run(model)
+
+
+def test_bounds_that_are_kept_let_the_run_end(model: ModelConfig) -> None:
+    bounds = [{"metric": "acc", "max": 0.5}, {"metric": "exact_match", "filter": "strict-match", "max": 0.2}]
+    assert evaluated(ours(tasks=[GROUP], require=bounds)).run(model).has_output_model()
+
+
+def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
+    engine = new_engine()()
+    with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
+        evaluate(engine, model, ours(require=[STRICT]))
+    assert evaluate(engine, model, ours()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"require": [{"metric": "ac", "max": 1}]}, "'evaluators.e.require': no metric 'ac' is measured: did you mean"),
+        ({"require": [{"metric": "kl_mean", "max": 1}]}, "no metric 'kl_mean' is measured: it needs 'reference'"),
+        ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, "no task 'u' is measured; there are t"),
+        ({"reference": "input_model"}, "'reference' = 'input_model': the input model is of type pytorchmodel"),
+        (
+            {"metrics": [{"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}]},
+            "'evaluators.e.metrics': no metric 'u' is measured",
+        ),
+    ],
+)
+def test_run_refuses_metrics_and_references_that_will_not_be_there(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    task = {"task": "t", "metric_list": [{"metric": "acc"}]}
+    engine = new_engine()(ours(tasks=[task], **settings))
+    with pytest.raises(ConfigError) as raised:
+        engine.run(ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)}))
+    assert message in str(raised.value)
+    assert engine.num_evaluations == 0
+
+
+def test_process_of_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
+    evaluator, engine = ours(reference="input_model"), new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine(evaluator).run(model)
+    assert evaluator.type_args["reference"]["path"] == model.config["model_path"]
