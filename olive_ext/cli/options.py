@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError
 
@@ -32,10 +32,11 @@ class Option:
     metavar: str = ""
     form: Form = "value"
     for_check: bool = False
+    owner: type[Strict] = EvaluationConfig
 
     @property
     def help(self) -> str:
-        return description(self.key)
+        return description(self.key, self.owner)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -66,9 +67,9 @@ OPTIONS: tuple[Option, ...] = (
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
 
 
-def description(key: str) -> str:
+def description(key: str, owner: type[Strict] = EvaluationConfig) -> str:
     """The docstring of the configuration key, on one line."""
-    model: Any = EvaluationConfig
+    model: Any = owner
     *parents, name = key.split(".")
     for parent in parents:
         model = nested_model(model, parent)
@@ -101,11 +102,13 @@ def _argparse_form(option: Option) -> dict[str, Any]:
     return {"metavar": option.metavar, **forms.get(option.form, {})}
 
 
-def written_values(arguments: argparse.Namespace, model: str | None = None) -> dict[str, Any]:
+def written_values(
+    arguments: argparse.Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
+) -> dict[str, Any]:
     """The configuration's keys as written, nested; `--set` comes last. Raises `ConfigError` for a malformed pair."""
     values: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     given = vars(arguments)
-    for option in OPTIONS:
+    for option in options:
         if option.key in given:
             _put(values, option.key, _value(option, given[option.key]), option.flag)
     for text in given.get("set", ()):

@@ -1,0 +1,223 @@
+"""`bench`: builds the requests once, runs every backend on them by turns, and writes what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.bench.agreement import Answers, compare
+from olive_ext.bench.files import replace_text
+from olive_ext.bench.flops import Work, read_work
+from olive_ext.bench.job import OURS, Job, Run
+from olive_ext.bench.picture import draw
+from olive_ext.bench.process import Launcher
+from olive_ext.bench.render import to_markdown
+from olive_ext.bench.rounds import Schedule
+from olive_ext.bench.summary import Summary, chosen_runs, summarize
+from olive_ext.config.bench import BenchConfig
+from olive_ext.model import locate
+from olive_ext.report.files import check_writable
+
+if TYPE_CHECKING:
+    from olive_ext.backends.recorder import Asked
+
+_PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
+
+Launch = Callable[[Job, int], Run]
+Say = Callable[[str], None]
+
+
+class Bench:
+    """One comparison. `launch` runs a job; a fake may stand in for processes."""
+
+    def __init__(self, config: BenchConfig, launch: Launch | None = None, say: Say = lambda line: None) -> None:
+        check_writable(config.output_dir)
+        self.config = config
+        self.folder = Path(config.output_dir)
+        self.backends = (OURS, *config.chosen_peers)
+        self._work_folder = self.folder / "processes"
+        self._launch: Launch = launch or Launcher(self._work_folder, config.timeout)
+        self._say = say
+        self._runs: list[Run] = []
+        self._growth: dict[str, list[dict[str, float]]] = {}
+        self._reference: str | None = None
+        self._ceiling: float | None = None
+
+    def run(self) -> Summary:
+        """Everything that the configuration asks for. What was measured is on disk after every process, so that an
+        interruption loses one."""
+        self._work_folder.mkdir(parents=True, exist_ok=True)
+        files = locate(self.config.model)
+        work = read_work(files.decoder, files.genai_config or files.hf_config)
+        asked = self._record(1)
+        self._measure_ceiling(work)
+        sizes = self.config.batch_sizes
+        schedule = Schedule(self.backends, sizes, self.config.rounds, self.config.once)
+        for run in schedule.run(self._measure):
+            self._runs.append(run)
+            self._compare(asked)
+            self._keep(asked, work)
+        self._measure_growth(asked, work)
+        self._measure_ceiling(work)
+        return self._keep(asked, work)
+
+    def _record(self, factor: int) -> Sequence[Asked]:
+        """Builds the requests for `factor` times the documents and writes them for the processes."""
+        from olive_ext.backends.recorder import record
+
+        config = self.config
+        asked = record(
+            config.tasks,
+            config.include_path,
+            limit=config.limit if config.limit is None else config.limit * factor,
+            num_fewshot=config.num_fewshot,
+            gen_kwargs=config.gen_kwargs,
+            seed=config.seed,
+        )
+        replace_text(self._requests(factor), json.dumps([asdict(one) for one in asked]))
+        return asked
+
+    def _requests(self, factor: int) -> Path:
+        return self._work_folder / f"requests-{factor}.json"
+
+    def _answers(self, run: Run) -> Path:
+        size = "" if run.batch_size is None else f"-{run.batch_size}"
+        return self._work_folder / f"answers-{run.backend}{size}-{run.round}.json"
+
+    def _job(self, backend: str, batch_size: int | None, number: int, factor: int = 1) -> Job:
+        config = self.config
+        threads = config.num_threads if isinstance(config.num_threads, int) else None
+        return Job(
+            "answer",
+            backend,
+            opening={
+                "model": config.model,
+                "hf": config.hf,
+                "batch_size": batch_size,
+                "num_threads": threads,
+                "execution_provider": config.execution_provider,
+                "provider_options": config.provider_options,
+                "device": config.device,
+                "dtype": config.dtype,
+                "max_length": config.max_length,
+                "add_bos_token": config.add_bos_token,
+                "engine": config.engine.model_dump(mode="json", exclude_unset=True) if backend == OURS else {},
+            },
+            requests=str(self._requests(factor)),
+            answers=str(self._answers(Run(backend, batch_size, number))),
+            staging=str(self._work_folder / "olive-ort"),
+            warmup=config.warmup,
+            counts_tokens=backend == OURS and number == 0 and factor == 1,
+        )
+
+    def _measure(self, backend: str, batch_size: int | None, number: int) -> Run:
+        run = self._launch(self._job(backend, batch_size, number), number)
+        size = "" if batch_size is None else f" at batch size {batch_size}"
+        self._say(f"round {number + 1}, {backend}{size}: {run.error or f'{run.in_model:.1f} s'}")
+        return run
+
+    def _measure_ceiling(self, work: Work | None) -> None:
+        if work is None:
+            return
+        job = replace(self._job("", None, 0), task="ceiling", matrices=work.matrices)
+        found = self._launch(job, 0).flops_per_second
+        self._ceiling = max(found, self._ceiling or 0.0) or None
+
+    def _compare(self, asked: Sequence[Asked]) -> None:
+        """Holds every run's answers against the reference's, which may have come after them."""
+        good = [name for name in _PREFERRED if chosen_runs(name, self._runs)]
+        wanted = self.config.reference
+        name = wanted if wanted in good else None if wanted or not good else good[0]
+        if name is None:
+            return
+        changed, self._reference = name != self._reference, name
+        expected = _read_answers(self._answers(chosen_runs(name, self._runs)[0]))
+        groups = [(one.task, one.document) for one in asked if one.kind == "loglikelihood"]
+        for index, run in enumerate(self._runs):
+            if not run.error and (changed or not run.agreement):
+                found = compare(groups, _read_answers(self._answers(run)), expected)
+                self._runs[index] = replace(run, agreement=found)
+
+    def _measure_growth(self, asked: Sequence[Asked], work: Work | None) -> None:
+        for factor in self.config.growth:
+            self._record(factor)
+            run = self._launch(replace(self._job(OURS, None, 0, factor), answers=os.devnull), 0)
+            self._say(f"growth, {factor} times the documents: {run.error or f'{run.in_model:.1f} s'}")
+            if not run.error:
+                point = {"factor": factor, "tokens": run.counters["tokens_fed"], "seconds": run.in_model}
+                self._growth.setdefault("documents", []).append(point)
+                self._keep(asked, work)
+        if self.config.growth_context:
+            job = replace(
+                self._job(OURS, None, 0),
+                task="contexts",
+                lengths=self.config.growth_context,
+                repeats=self.config.rounds,
+                seed=self.config.seed or 0,
+            )
+            run = self._launch(job, 0)
+            self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
+            self._growth["context"] = [dict(one) for one in run.series]
+
+    def _keep(self, asked: Sequence[Asked], work: Work | None) -> Summary:
+        """Writes bench.json, bench.md and bench.png from what is known so far."""
+        summary = summarize(
+            self.backends,
+            self._runs,
+            len(asked),
+            reference=self._reference,
+            work=work,
+            ceiling=self._ceiling,
+        )
+        title = f"{Path(self.config.model).resolve().name}: {', '.join(self.config.tasks)}"
+        replace_text(self.folder / "bench.json", json.dumps(self._facts(summary, work), indent=1, default=str) + "\n")
+        replace_text(self.folder / "bench.md", to_markdown(summary, title, self._growth))
+        draw(summary, title, self._growth, self.folder / "bench.png")
+        return summary
+
+    def _facts(self, summary: Summary, work: Work | None) -> dict[str, Any]:
+        from olive_ext.backends.versions import versions
+
+        return {
+            "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": versions(),
+            "config": self.config.model_dump(mode="json", exclude_unset=True),
+            "summary": summary.to_json(),
+            "work": None if work is None else asdict(work),
+            "growth": self._growth,
+            "runs": [run.to_json() for run in self._runs],
+        }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, how many of them, memory in bytes, and the system."""
+    import psutil
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": name or platform.processor(),
+        "processors": os.cpu_count(),
+        "cores": psutil.cpu_count(logical=False),
+        "memory": psutil.virtual_memory().total,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda line: None) -> Summary:
+    """Runs the comparison and writes its files. Raises `OliveExtError` for a model or task that is not there."""
+    return Bench(config, launch, say).run()
+
+
+def _read_answers(path: Path) -> Answers:
+    answers: Answers = json.loads(path.read_text(encoding="utf-8"))
+    return answers

@@ -1,0 +1,93 @@
+"""What a process is asked to measure and what it says: plain data that goes through JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from typing_extensions import Self
+
+OURS = "olive-ext"
+"""Our backend, among the others."""
+
+Task = Literal["answer", "contexts", "ceiling"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process's work.
+
+    answer: opens `backend` and answers the file `requests`; contexts: our backend scores a random text of each of
+    `lengths`; ceiling: products of `matrices`, on no model.
+    """
+
+    task: Task
+    backend: str = ""
+    opening: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `backends.peers.Opening`."""
+
+    requests: str = ""
+    answers: str = ""
+    """File that the answers are written to."""
+
+    staging: str = ""
+    warmup: int = 0
+    counts_tokens: bool = False
+    """Whether the requests' tokens are counted, after the clock."""
+
+    lengths: Sequence[int] = ()
+    repeats: int = 1
+    seed: int = 0
+    matrices: Sequence[tuple[int, int, int]] = ()
+    """(inner size, columns, how many) of the model's products with weights."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process measured; with an `error` the rest is empty. Seconds, and bytes of memory."""
+
+    backend: str
+    batch_size: int | None = None
+    round: int = 0
+    error: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Inside the model's calls, by kind of request."""
+
+    seconds_open: float = 0.0
+    seconds_total: float = 0.0
+    """From the process's start to its end, as its parent saw it."""
+
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """`before` and `open`: resident before and after the model was opened; `warm`: after the warm-up; `peak`: most
+    within the clock. On a GPU also `device_before`, `device_open`, `device_peak`."""
+
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Our engine's, within the clock."""
+
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """See `tokens.count_tokens`."""
+
+    agreement: Mapping[str, Any] = field(default_factory=dict)
+    """See `agreement.compare`; put in once the reference's answers are there."""
+
+    series: Sequence[Mapping[str, float]] = ()
+    """Of contexts: `tokens` and `seconds` of each."""
+
+    flops_per_second: float = 0.0
+    """Of a ceiling."""
+
+    @property
+    def in_model(self) -> float:
+        """Seconds inside the model's calls."""
+        return sum(self.seconds.values())
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """From JSON; keys that are no fields are left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "in_model": self.in_model}

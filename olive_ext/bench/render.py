@@ -1,0 +1,116 @@
+"""The comparison for people: a table on the terminal, and markdown. Pure functions of a `Summary`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from olive_ext.bench.summary import Row, Summary
+
+HEADS = (
+    "backend",
+    "batch",
+    "requests/s",
+    "tokens/s",
+    "in model s",
+    "process s",
+    "MB above open",
+    "MB peak",
+    "ours / it",
+    "answers",
+)
+_ERROR_WIDTH = 120
+"""Characters; bench.json and the process's log have all of it."""
+
+_NO_WRAP = 10_000
+"""Characters; a file or a pipe has no width, and 80 would fold cells."""
+
+
+def cells(row: Row, reference: str | None) -> tuple[str, ...]:
+    """One line of the table, in the order of the heads."""
+    if row.error and not row.rounds:
+        return (row.backend, *("",) * (len(HEADS) - 2), _short(row.error))
+    above = row.memory_above if row.device_above is None else row.device_above
+    most = row.memory_peak if row.device_peak is None else row.device_peak
+    answers = "reference" if row.backend == reference else agreement(row.agreement)
+    return (
+        row.backend,
+        "" if row.batch_size is None else str(row.batch_size),
+        f"{row.requests_per_second:.2f}",
+        f"{row.tokens_per_second:.0f}" + ("" if row.fed_per_second is None else f" (fed {row.fed_per_second:.0f})"),
+        f"{row.seconds:.1f}",
+        f"{row.seconds_total:.1f}",
+        f"{above / 1e6:.0f}",
+        f"{most / 1e6:.0f}",
+        "" if row.speedup is None else "{:.2f} ({:.2f} to {:.2f})".format(*row.speedup),
+        "; ".join(part for part in (answers, _short(row.error or "")) if part),
+    )
+
+
+def _short(error: str) -> str:
+    return error if len(error) <= _ERROR_WIDTH else error[: _ERROR_WIDTH - 4] + " ..."
+
+
+def agreement(found: Mapping[str, Any]) -> str:
+    """For instance: "max 1.2e-05, choices 60 of 60"."""
+    if not found:
+        return ""
+    parts = ["DIFFERS"] if found["differs"] else []
+    if "max_difference" in found:
+        parts.append(f"max {found['max_difference']:.1e}, mean {found['mean_difference']:.1e}")
+    parts += [f"{key} {found[key][0]} of {found[key][1]}" for key in ("choices", "texts") if key in found]
+    return ", ".join(parts)
+
+
+def facts(summary: Summary) -> list[str]:
+    """What stands under the table, a sentence each."""
+    lines = [f"{summary.num_requests} requests"]
+    if summary.tokens_naive is not None:
+        lines[0] += f", {summary.tokens_naive} tokens, {summary.tokens_distinct} of them in distinct prefixes"
+    if summary.fed_over_distinct is not None:
+        lines.append(f"tokens fed / distinct: {summary.fed_over_distinct:.3f}")
+    if summary.utilisation is not None and summary.ceiling is not None:
+        ceiling = f"{summary.ceiling / 1e9:.1f} GFLOP/s"
+        lines.append(f"{summary.utilisation:.0%} of the matrix-product ceiling measured here ({ceiling})")
+    if summary.reference is not None:
+        lines.append(f"answers are compared with those of {summary.reference}")
+    return lines
+
+
+def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """The table, the facts and the growth as GitHub markdown."""
+    rows = [cells(row, summary.reference) for row in summary.rows]
+    parts = [f"# {title}", _table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
+    for name, series in growth.items():
+        body = [(f"{one['tokens']:.0f}", f"{one['seconds']:.2f}", f"{rate(one):.0f}") for one in series]
+        parts.append(f"## Growth with {name}\n\n{_table(('tokens', 'seconds', 'tokens/s'), body)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def rate(one: Mapping[str, float]) -> float:
+    """Tokens per second of a point of a series."""
+    return one["tokens"] / one["seconds"] if one["seconds"] else 0.0
+
+
+def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> None:
+    """Prints table and facts; to stdout, or to `file`. Never cuts a cell."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=_NO_WRAP)
+    table = Table(title=Text(title), title_justify="left")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in ("backend", "answers") else "right", overflow="fold")
+    for row in summary.rows:
+        table.add_row(*(Text(cell) for cell in cells(row, summary.reference)))
+    console.print(table)
+    for line in facts(summary):
+        console.print(line, markup=False)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -1,0 +1,52 @@
+"""Which backend runs when: all by turns, several rounds, the best batch size of the first in the later ones.
+
+Pure but for `launch`, which runs one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from olive_ext.bench.job import Run
+
+BATCHED = ("hf", "olive-ort", "olive-ortgenai")
+"""Backends that take a batch size; lm-eval's ONNX backends run at 1, and ours chooses."""
+
+Launch = Callable[[str, int | None, int], Run]
+"""Backend, batch size, round."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`backends` in order, ours first; `once`: in the first round only."""
+
+    backends: Sequence[str]
+    batch_sizes: Sequence[int]
+    rounds: int
+    once: Sequence[str] = ()
+
+    def run(self, launch: Launch) -> Iterator[Run]:
+        """Every run as it ends. A backend that failed is not run again."""
+        done: list[Run] = []
+        for number in range(self.rounds):
+            for backend in self.backends:
+                for size in self._sizes(backend, number, done):
+                    run = launch(backend, size, number)
+                    done.append(run)
+                    yield run
+
+    def _sizes(self, backend: str, number: int, done: Sequence[Run]) -> Sequence[int | None]:
+        if number == 0:
+            return self.batch_sizes if backend in BATCHED else [None]
+        own = [run for run in done if run.backend == backend]
+        chosen = best(own)
+        is_over = chosen is None or backend in self.once
+        failed = any(run.error for run in own if run.round > 0)
+        return [] if is_over or failed or chosen is None else [chosen.batch_size]
+
+
+def best(runs: Sequence[Run]) -> Run | None:
+    """The fastest of a backend's first round; None where none succeeded."""
+    good = [run for run in runs if run.round == 0 and not run.error]
+    return min(good, key=lambda run: run.in_model) if good else None

@@ -1,0 +1,176 @@
+"""One measurement in a process of its own: `python -m olive_ext.bench.worker RESULT`, the job as JSON on stdin.
+
+Ends when its parent does: stdin stays open as long as the parent lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive_ext.bench.flops import measure_ceiling
+from olive_ext.bench.job import OURS, Job
+from olive_ext.bench.memory import on_device, peak, resident
+from olive_ext.bench.tokens import count_tokens
+
+KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
+_WARMUP_TOKENS = 8
+"""Tokens generated at most while warming up."""
+
+
+def perform(job: Job) -> dict[str, Any]:
+    """The fields of a `Run` that this process knows. What it raises is the backend's own."""
+    if job.task == "ceiling":
+        matrices = tuple((inner, columns, number) for inner, columns, number in job.matrices)
+        opening = job.opening
+        return {"flops_per_second": measure_ceiling(matrices, opening["device"], opening["dtype"])}
+    return _contexts(job) if job.task == "contexts" else _answer(job)
+
+
+def _answer(job: Job) -> dict[str, Any]:
+    from olive_ext.backends.recorder import Asked, instances
+
+    asked = [Asked(**{**one, "args": tuple(one["args"])}) for one in json.loads(Path(job.requests).read_text())]
+    kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
+    device = str(job.opening.get("device", "cpu"))
+    is_ours = job.backend == OURS
+    memory = _memory("before", device)
+    begin = time.perf_counter()
+    lm = open_lm(job)
+    seconds_open = time.perf_counter() - begin
+    memory |= _memory("open", device)
+    _warm_up(lm, kinds, job.warmup)
+    if is_ours:
+        lm.session.gc()  # drops what could be reused of the warm-up
+    memory |= _memory("warm", device)
+    counted = _counters(lm) if is_ours else {}
+    prepared = {kind: instances(own) for kind, own in kinds.items()}
+    answers, seconds = {}, {}
+    with peak(memory, device):
+        for kind, requests in prepared.items():
+            begin = time.perf_counter()
+            answers[kind] = list(getattr(lm, kind)(requests))
+            seconds[kind] = time.perf_counter() - begin
+    counters = {name: value - counted[name] for name, value in _counters(lm).items()} if is_ours else {}
+    Path(job.answers).write_text(json.dumps(answers), encoding="utf-8")
+    return {
+        "seconds": seconds,
+        "seconds_open": seconds_open,
+        "memory": memory,
+        "counters": counters,
+        "execution": lm.session.describe_execution() if is_ours else {},
+        "tokens": count_tokens(_inputs(lm, kinds, counters)) if job.counts_tokens and is_ours else {},
+    }
+
+
+def open_lm(job: Job) -> Any:
+    """The backend that the job names."""
+    from olive_ext.backends.peers import Opening, open_backend
+
+    opening = Opening(**job.opening)
+    if job.backend.startswith("olive-o"):
+        from olive_ext.workflow.peers import open_olive
+
+        return open_olive(job.backend, opening, Path(job.staging))
+    return open_backend(job.backend, opening)
+
+
+def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
+    """Answers a few requests of each kind, spread over all."""
+    from dataclasses import replace
+
+    from olive_ext.backends.recorder import instances
+
+    for kind, own in kinds.items():
+        some = own[:: max(1, len(own) // number)][:number] if number else []
+        if kind == "generate_until":
+            some = [replace(one, args=(one.args[0], {**one.args[1], "max_gen_toks": _WARMUP_TOKENS})) for one in some]
+        if some:
+            getattr(lm, kind)(instances(some))
+
+
+def _counters(lm: Any) -> dict[str, float]:
+    found = lm.session.describe_execution()["counters"]
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _inputs(
+    lm: Any, kinds: Mapping[str, Sequence[Any]], counters: Mapping[str, float]
+) -> Iterator[tuple[Sequence[int], int]]:
+    """Fed tokens and positions read of each request, as the tokenizer alone makes them; a generation's answer counts
+    as so many tokens that no other request shares."""
+    made = round(counters.get("tokens_generated", 0) / max(1, len(kinds.get("generate_until", ()))))
+    for number, one in enumerate(item for own in kinds.values() for item in own):
+        if one.kind == "loglikelihood":
+            context, target = lm._encode_pair(*one.args)
+            yield [*context, *target][:-1], len(target)
+        elif one.kind == "loglikelihood_rolling":
+            text = lm.tok_encode(one.args[0])
+            yield [lm.prefix_token_id, *text][:-1], len(text)
+        else:
+            yield [*lm.tok_encode(one.args[0]), *[-1 - number] * max(0, made - 1)], max(1, made)
+
+
+def _contexts(job: Job) -> dict[str, Any]:
+    """Seconds to score one random text of each length; the median of the repeats, nothing kept between them."""
+    import random
+    from statistics import median
+
+    session = open_lm(job).session
+    draw = random.Random(job.seed)
+    ids = sorted(set(range(len(session.tokenizer.hf))) - set(session.tokenizer.special_ids))
+    series = []
+    for length in job.lengths:
+        spent = []
+        for _ in range(job.repeats + 1):  # the first is the warm-up
+            text = [draw.choice(ids) for _ in range(length)]
+            session.gc()
+            begin = time.perf_counter()
+            session.loglikelihood([(text[:1], text[1:])])
+            spent.append(time.perf_counter() - begin)
+        series.append({"tokens": length, "seconds": median(spent[1:])})
+    return {"series": series}
+
+
+def _memory(name: str, device: str) -> dict[str, float]:
+    used = on_device(device)
+    return {name: resident()} if used is None else {name: resident(), f"device_{name}": used}
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def main(result: Path) -> int:
+    """Writes the run's fields to `result`, or `error`; 0 either way, unless the process dies."""
+    job = Job(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _keep_to_processors(job.opening.get("num_threads"))
+    try:
+        found = perform(job)
+    except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
+        import traceback
+
+        from olive_ext.backends.failures import one_line
+
+        traceback.print_exc()
+        found = {"error": one_line(error)}
+    result.write_text(json.dumps(found, default=str), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # libraries that fail while they shut down have nothing to say any more
+
+
+def _keep_to_processors(number: int | None) -> None:
+    if number is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,115 @@
+"""What a user may say about a comparison of speed: the work, the backends, and how they are measured."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word
+from olive_ext.config.engine import EngineConfig
+from olive_ext.config.evaluation import Limit, ProviderOptions
+
+Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]
+
+
+class BenchConfig(Strict):
+    """Settings of `olive-ext bench`."""
+
+    model: str
+    """An .onnx file, or a folder with one or with genai_config.json."""
+
+    hf: str | None = None
+    """Hugging Face folder of the same model: what the peer hf runs, and where olive-ort reads a configuration."""
+
+    tasks: Annotated[list[Word], Field(min_length=1)]
+    """lm-eval tasks: registered names, or paths of task YAML files."""
+
+    include_path: str | list[str] | None = None
+    """Folders with your own task YAML files."""
+
+    limit: Limit | None = None
+    """Documents per task: a count, or a fraction below 1. None takes all."""
+
+    num_fewshot: NonNegativeInt | None = None
+    """Examples in the prompt. None takes each task's own number."""
+
+    gen_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Generation settings laid over those of every generation task. Random weights never stop: give max_gen_toks."""
+
+    seed: NonNegativeInt | None = None
+    """Seed of few-shot sampling. None takes lm-eval's own."""
+
+    peers: list[Peer] | None = None
+    """Backends to compare with: lm-eval's hf, onnxruntime, onnxruntime-genai, Olive's ort and ortgenai. None takes all,
+    and hf where `hf` is given."""
+
+    once: list[Peer] = Field(default_factory=list)
+    """Peers, slow ones, that are measured in the first round only."""
+
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] = Field(default_factory=lambda: [1, 4, 8, 16])
+    """Batch sizes tried in the first round with peers that have them; later rounds take the fastest."""
+
+    rounds: PositiveInt = 3
+    """How often all backends run by turns."""
+
+    warmup: NonNegativeInt = 8
+    """Requests of each kind that a process answers before the clock."""
+
+    num_threads: PositiveInt | Auto = "auto"
+    """Threads of every backend, and processors that its process may use. "auto" leaves each its own default."""
+
+    timeout: PositiveInt | None = None
+    """Seconds after which a process is stopped and counted as failed."""
+
+    execution_provider: Word | None = None
+    """Execution provider of all backends on ONNX Runtime. None takes genai_config.json's, then the CPU."""
+
+    provider_options: ProviderOptions = Field(default_factory=dict)
+    """Options of that provider."""
+
+    device: Word = "cpu"
+    """Torch device of the peer hf, and of the measured matrix products."""
+
+    dtype: Word = "auto"
+    """Torch data type of the peer hf; "auto" takes that of its weights."""
+
+    max_length: PositiveInt | None = None
+    """Longest context in tokens, of every backend. None takes the model's own."""
+
+    add_bos_token: bool | None = None
+    """Whether our backend and hf put a BOS token in front of texts. None leaves it to the tokenizer. lm-eval's ONNX
+    backends and olive-ort never do, so that false gives all the same tokens."""
+
+    reference: Peer | None = None
+    """Backend whose answers are compared with. None takes the first that answered of onnxruntime, olive-ort,
+    onnxruntime-genai, olive-ortgenai (the same ONNX file) and hf."""
+
+    growth: list[PositiveInt] = Field(default_factory=list)
+    """Factors of `limit`: our backend alone also runs so many times the documents."""
+
+    growth_context: list[Annotated[int, Field(ge=2)]] = Field(default_factory=list)
+    """Lengths in tokens: our backend alone also scores one random text of each."""
+
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    """Settings of our backend."""
+
+    output_dir: str
+    """Folder for bench.json, bench.md, bench.png and the processes' logs."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.hf is None and self.peers is not None and "hf" in self.peers:
+            raise ValueError("the peer 'hf' needs 'hf', the folder of the same model")
+        if self.growth and not isinstance(self.limit, int):
+            raise ValueError("'growth' multiplies 'limit': give a number of documents")
+        return self
+
+    @property
+    def chosen_peers(self) -> tuple[Peer, ...]:
+        """The peers to run, in the order given."""
+        if self.peers is not None:
+            return tuple(self.peers)
+        others: tuple[Peer, ...] = ("onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai")
+        return others if self.hf is None else ("hf", *others)
