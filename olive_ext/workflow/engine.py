@@ -19,11 +19,11 @@ from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.early import is_ours, our_evaluators, our_passes, refuse
 from olive_ext.workflow.fingerprint import digest, environment, missed_files
-from olive_ext.workflow.goals import resolve_goals
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import report_folder, surfaced
 from olive_ext.workflow.results import as_keyed, to_metrics
 from olive_ext.workflow.running import Run, running
+from olive_ext.workflow.search import refuse_no_output, resolve_goals
 from olive_ext.workflow.steps import publish, requirement_error, run_pass
 from olive_ext.workflow.wrapping import wrap_once
 
@@ -117,6 +117,8 @@ def _run(original: Callable[..., Any]) -> Callable[..., Any]:
             outcomes.append(outcome)
         if outcome.gave_up and outcome.failures:
             raise outcome.failures[0]  # a search notes every failure in the log and ends well
+        if begun.is_search:
+            refuse_no_output(self, output)
         if begun.broken is not None:
             raise begun.broken
         return output

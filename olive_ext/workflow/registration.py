@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from olive.engine import Engine
+from olive.engine.footprint import FootprintNode
 from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
@@ -15,6 +16,7 @@ from olive_ext.workflow.early import is_our_pass
 from olive_ext.workflow.engine import mend
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.passes import OrtLMEvaluation
+from olive_ext.workflow.search import update
 from olive_ext.workflow.wrapping import wrap_once
 
 
@@ -26,6 +28,8 @@ def register() -> None:
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", _with_our_pass)
     mend(Engine)
+    if "model_config_data" in FootprintNode.model_fields:
+        wrap_once(FootprintNode, "update", update)
 
 
 def pass_module_config() -> Any:
