@@ -16,9 +16,12 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
+from olive_ext.cli.bench import BENCH_OPTIONS  # noqa: E402
+from olive_ext.cli.compare import COMPARE_OPTIONS, REPORT_HELP  # noqa: E402
 from olive_ext.cli.options import OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import (  # noqa: E402
     ABOUT,
+    BENCH_MODEL_HELP,
     COMMANDS,
     MODEL_HELP,
     RUN_HELP,
@@ -131,6 +134,18 @@ def cli() -> str:
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
         COMMANDS["evaluate"],
         _option_table([("MODEL", MODEL_HELP)], OPTIONS),
+        "## `olive-ext bench MODEL --tasks A,B --output DIR [OPTION ...]`",
+        COMMANDS["bench"],
+        _option_table([("MODEL", BENCH_MODEL_HELP)], BENCH_OPTIONS),
+        "## `olive-ext compare REPORT REPORT ... [OPTION ...]`",
+        COMMANDS["compare"],
+        _table(
+            ("argument", "meaning"),
+            [
+                ("`REPORT ...`", REPORT_HELP),
+                *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in COMPARE_OPTIONS),
+            ],
+        ),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
         _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),

@@ -7,6 +7,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 
+from olive_ext.cli.bench import bench_command
+from olive_ext.cli.compare import compare_command
 from olive_ext.cli.options import written_values
 from olive_ext.config import EvaluationConfig, schema
 from olive_ext.errors import ConfigError
@@ -50,6 +52,8 @@ def schema_command(arguments: Namespace) -> int:
 
 COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
+    "bench": bench_command,
+    "compare": compare_command,
     "check": check_command,
     "schema": schema_command,
 }

@@ -6,17 +6,22 @@ import argparse
 from typing import NoReturn
 
 from olive_ext import __version__
+from olive_ext.cli.bench import BENCH_OPTIONS
+from olive_ext.cli.compare import add_arguments as add_compare_arguments
 from olive_ext.cli.options import OPTIONS, add_options
 from olive_ext.config import SCHEMA_KINDS
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 COMMANDS = {
     "evaluate": "Evaluate one model with lm-eval tasks.",
+    "bench": "Measure the speed of one model beside other backends, on the same requests.",
+    "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
     "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
     "check": "Say what a recipe or a model resolves to, without running it.",
     "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
 }
 MODEL_HELP = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
+BENCH_MODEL_HELP = "An .onnx file, or a folder with one or with genai_config.json."
 TARGET_HELP = "A recipe (.json, .yaml, .yml), or a model as for `evaluate`."
 VERIFY_HELP = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
 RUN_HELP = "Arguments of `olive run`, for instance --config recipe.json."
@@ -45,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     }
     made["evaluate"].add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_options(made["evaluate"], OPTIONS)
+    made["bench"].add_argument("model", metavar="MODEL", help=BENCH_MODEL_HELP)
+    add_options(made["bench"], BENCH_OPTIONS)
+    add_compare_arguments(made["compare"])
     made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)

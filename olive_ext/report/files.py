@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
-from olive_ext.report.html import to_html
+from olive_ext.report.html import render, to_html
+from olive_ext.report.page import Page
 from olive_ext.report.render import to_markdown
 from olive_ext.report.report import Report, to_json
 
 logger = logging.getLogger(__name__)
+_INSTALL = "pip install jinja2 matplotlib"
 
 
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
@@ -39,10 +41,22 @@ def _html(report: Report, to_html: Callable[[Report], str]) -> str | None:
     try:
         return to_html(report)
     except ImportError as error:
-        logger.warning("no report.html: %s; get it with: pip install jinja2 matplotlib", error)
+        logger.warning("no report.html: %s; get it with: %s", error, _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever a plotting library throws
         logger.warning("no report.html: %s: %s", type(error).__name__, error)
     return None
+
+
+def write_page(page: Page, directory: str | Path) -> Path:
+    """Writes compare.html as `write` does; returns its path. Raises `ConfigError` where a library is missing."""
+    directory = Path(directory)
+    try:
+        text = render(page)
+    except ImportError as error:
+        raise ConfigError(f"cannot make the page: {error}; get it with: {_INSTALL}") from error
+    path = directory / "compare.html"
+    write_texts({path: text}, directory)
+    return path
 
 
 def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
@@ -54,7 +68,7 @@ def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
         raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
 
 
-def check_writable(directory: str | Path) -> None:
+def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
 
     To be asked before hours of evaluation, not after.
@@ -62,9 +76,9 @@ def check_writable(directory: str | Path) -> None:
     path = Path(directory).absolute()
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
-        raise ConfigError(f"'output_dir' = '{directory}': '{nearest}' is not a folder")
+        raise ConfigError(f"'{setting}' = '{directory}': '{nearest}' is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"'output_dir' = '{directory}': no permission to write in '{nearest}'")
+        raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
 
 
 def _replace_all(texts: Mapping[Path, str]) -> None:

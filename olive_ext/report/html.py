@@ -90,7 +90,7 @@ def _forests(rows: list[Difference], several: bool) -> list[tuple[str, Any]]:
     shown = [row for row in rows if row.is_share][:MAX_FOREST_ROWS]
     if not shown:
         return []
-    widths = {"wide": 1024, "narrow": 360}
+    widths = {"wide": 1056, "narrow": 360}
     return [(kind, Markup(forest(shown, f"forest-{kind}", width, several))) for kind, width in widths.items()]
 
 

@@ -128,11 +128,12 @@ class DivergenceRow:
 
 
 def divergence_rows(contrasts: Iterable[Contrast]) -> list[DivergenceRow]:
-    """A row for each task of each comparison, all tasks together first."""
-    rows = []
-    for contrast in contrasts:
-        rows += [_divergence(contrast.candidate, item) for item in overall_first(contrast.comparison.divergences)]
-    return rows
+    """A row for each task of each comparison, all tasks together first, the candidates of one task together."""
+    found = [
+        (contrast.candidate, item) for contrast in contrasts for item in overall_first(contrast.comparison.divergences)
+    ]
+    order = {task: place for place, task in enumerate(dict.fromkeys(item.task for _, item in found))}
+    return [_divergence(*item) for item in sorted(found, key=lambda item: order[item[1].task])]
 
 
 def task_title(task: str) -> str:

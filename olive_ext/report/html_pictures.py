@@ -8,7 +8,7 @@ from typing import Any
 from olive_ext.report import html_numbers as numbers
 from olive_ext.report.comparison import Bin
 from olive_ext.report.html_differences import WORDS, Difference
-from olive_ext.report.html_svg import DASHES, GAIN, INK, LOSS, MARKERS, PAPER, SERIES, SOFT, drawing, svg, ticks
+from olive_ext.report.html_svg import DASHES, GAIN, INK, LINE, LOSS, MARKERS, PAPER, SERIES, SOFT, drawing, svg, ticks
 
 Series = Sequence[tuple[str, Sequence[Bin]]]
 """Name of the candidate, and its bins."""
@@ -31,21 +31,31 @@ def forest(rows: Sequence[Difference], name: str, width: int, several: bool) -> 
         axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
         for place, row in enumerate(rows):
             _interval(axes, row, place + (0.3 if is_narrow else 0.0))
-            _words(axes, row, place, several, is_narrow)
+            is_first = place == 0 or _label(rows[place - 1]) != _label(row)
+            if several and is_first and place:
+                axes.axhline(place - 0.5, color=LINE, linewidth=1, xmin=-1, clip_on=False)
+            if is_narrow:
+                _words_above(axes, row, place, several)
+            else:
+                _words_beside(axes, row, place, several, is_first)
         _forest_axes(axes, rows, is_narrow)
         label = "; ".join(f"{row.task} {row.metric} {row.shown} points, {WORDS[row.tone]}" for row in rows)
         return svg(figure, f"Paired differences with 95 % intervals: {label}", name)
 
 
 def _label_width(rows: Sequence[Difference], several: bool) -> int:
-    longest = max((len(_label(row, several)) for row in rows), default=0)
-    return min(300, 20 + round(6.2 * longest))
+    longest = max((len(_label(row)) for row in rows), default=0)
+    longest += max((len(_cut(row.candidate)) + 4 for row in rows), default=0) if several else 0
+    return min(400, 24 + round(6.2 * longest))
 
 
-def _label(row: Difference, several: bool) -> str:
-    text = f"{row.task} · {row.metric}"
-    text = f"{text} · {row.candidate}" if several else text
-    return text if len(text) <= 44 else f"{text[:21]}…{text[-22:]}"
+def _label(row: Difference) -> str:
+    return _cut(f"{row.task} · {row.metric}")
+
+
+def _cut(text: str, most: int = 36) -> str:
+    """Both ends of a long name."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
 def _interval(axes: Any, row: Difference, place: float) -> None:
@@ -58,19 +68,30 @@ def _interval(axes: Any, row: Difference, place: float) -> None:
     )
 
 
-def _words(axes: Any, row: Difference, place: int, several: bool, is_narrow: bool) -> None:
-    text = f"{row.shown}\N{EM SPACE}({row.interval})"
+def _words_above(axes: Any, row: Difference, place: int, several: bool) -> None:
+    ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 11.5, "zorder": 5}
+    label = f"{_cut(row.task, 16)} · {_cut(row.candidate, 16)}" if several else _cut(_label(row), 30)
+    axes.text(0, place - 0.16, label, ha="left", bbox=ground, **style)
+    axes.text(1, place - 0.16, _numbers(row), ha="right", color=SOFT, bbox=ground, **style)
+
+
+def _words_beside(axes: Any, row: Difference, place: int, several: bool, is_first: bool) -> None:
+    """Task and metric on the left, once for all candidates; a candidate's name beside its interval."""
+    style: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     across = axes.get_yaxis_transform()
-    if is_narrow:
-        ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
-        style: dict[str, Any] = {"transform": across, "va": "center", "fontsize": 11.5, "bbox": ground, "zorder": 5}
-        axes.text(0, place - 0.16, _label(row, several), ha="left", **style)
-        axes.text(1, place - 0.16, text, ha="right", color=SOFT, **style)
-        return
-    axes.annotate(_label(row, several), (0, place), (-12, 0), xycoords=across, textcoords="offset points",
-                  ha="right", va="center")  # fmt: skip
-    axes.annotate(text, (1, place), (14, 0), xycoords=across, textcoords="offset points", ha="left", va="center",
-                  color=SOFT, fontsize=11.5)  # fmt: skip
+    if several:
+        axes.annotate(_cut(row.candidate), (0, place), (-12, 0), xycoords=across, ha="right", color=SOFT, **style)
+        if is_first:
+            left = axes.get_position().x0 * axes.figure.get_figwidth() * 72
+            axes.annotate(_label(row), (0, place), (-left, 0), xycoords=across, ha="left", **style)
+    else:
+        axes.annotate(_label(row), (0, place), (-12, 0), xycoords=across, ha="right", **style)
+    axes.annotate(_numbers(row), (1, place), (14, 0), xycoords=across, ha="left", color=SOFT, fontsize=11.5, **style)
+
+
+def _numbers(row: Difference) -> str:
+    return f"{row.shown}\N{EM SPACE}({row.interval})"
 
 
 def _forest_axes(axes: Any, rows: Sequence[Difference], is_narrow: bool) -> None:
@@ -91,7 +112,7 @@ def _forest_axes(axes: Any, rows: Sequence[Difference], is_narrow: bool) -> None
 def histogram(series: Series, name: str) -> str:
     """Share of the positions by the size of their KL; bars for one candidate, outlines for several."""
     edges = [item.label for item in series[0][1]]
-    with drawing(*_SMALL) as figure:
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series))) as figure:
         axes = _small_axes(figure, len(series))
         for place, (candidate, bins) in enumerate(series):
             total = sum(item.count for item in bins) or 1
@@ -110,7 +131,7 @@ def histogram(series: Series, name: str) -> str:
 def by_position(series: Series, name: str) -> str:
     """Mean KL along the text."""
     labels = [item.label for item in series[0][1]]
-    with drawing(*_SMALL) as figure:
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series))) as figure:
         axes = _small_axes(figure, len(series))
         for place, (candidate, bins) in enumerate(series):
             known = [(x, item.mean) for x, item in enumerate(bins) if item.mean is not None]
@@ -127,15 +148,17 @@ def by_position(series: Series, name: str) -> str:
 def by_class(series: Series, name: str) -> str:
     """Mean KL by what kind of token comes next, a row each."""
     labels = [item.label for item in series[0][1]]
-    with drawing(_SMALL[0], _SMALL[1] + 20 * max(0, len(labels) - 8)) as figure:
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series)) + 20 * max(0, len(labels) - 8)) as figure:
         axes = _small_axes(figure, len(series), left=108)
         for place, (candidate, bins) in enumerate(series):
             known = [(item.mean, y) for y, item in enumerate(bins) if item.mean is not None]
             xs, ys = zip(*known, strict=True) if known else ((), ())
             if len(series) == 1:
                 axes.hlines(ys, 0, xs, color=SERIES[0], linewidth=2)
-            axes.plot(xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=8, linestyle="", label=candidate,
-                      markeredgecolor=PAPER)  # fmt: skip
+            axes.plot(
+                xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=8, linestyle="", label=candidate,
+                markeredgecolor=PAPER, clip_on=False, zorder=3,
+            )  # fmt: skip
             if len(series) == 1:
                 for x, y in known:
                     axes.annotate(numbers.nats(x), (x, y), (8, 0), textcoords="offset points", va="center",
@@ -152,12 +175,16 @@ def by_class(series: Series, name: str) -> str:
 
 def _small_axes(figure: Any, num_series: int, left: int = 48) -> Any:
     width, height = (72 * inches for inches in figure.get_size_inches())
-    top = 28 + (20 * -(-num_series // 2) if num_series > 1 else 0)
+    top = 28 + _legend_height(num_series)
     axes = figure.add_axes((left / width, 48 / height, 1 - (left + 14) / width, 1 - (48 + top) / height))
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0, pad=5)
     return axes
+
+
+def _legend_height(num_series: int) -> int:
+    return 20 * -(-num_series // 2) if num_series > 1 else 0
 
 
 def _finish(figure: Any, axes: Any, across: str, up: str, num_series: int) -> None:

@@ -110,13 +110,20 @@ def _cell(metric: Metric | None, baseline: Metric | None, axis: tuple[float, flo
     value, error = numbers.with_error(metric.value, metric.stderr)
     change = ""
     if baseline is not None and math.isfinite(metric.value - baseline.value):
-        change = numbers.plus(metric.value - baseline.value, numbers.decimals(metric.stderr))
+        change = _change(metric.value - baseline.value, metric)
     if axis is None or not math.isfinite(metric.value):
         return Cell(value, error, change)
     begin, length = axis[0], axis[1] - axis[0]
     low, high = _range(metric)
     bar = Bar(*(round(100 * part / length, 2) for part in (metric.value - begin, low - begin, high - low)))
     return Cell(value, error, change, bar)
+
+
+def _change(difference: float, metric: Metric) -> str:
+    """With the decimals of the value itself; a value in powers of ten has a change in those."""
+    if abs(metric.value) >= 1e7:
+        return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
+    return numbers.plus(difference, numbers.decimals(metric.stderr))
 
 
 def _range(metric: Metric) -> tuple[float, float]:

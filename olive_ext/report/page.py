@@ -39,6 +39,7 @@ class Page:
     columns: tuple[Column, ...]
     contrasts: tuple[Contrast, ...] = ()
     created: str = ""
+    kind: str = "Evaluation"
 
 
 def page_of(report: Report) -> Page:

@@ -97,6 +97,7 @@ def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> N
     report = evaluate(config(folder, output_dir=str(out), sample_log_num=2), lm=ort_lm())
     assert from_json((out / "report.json").read_text()).metrics == report.metrics
     assert sorted(path.name for path in out.iterdir()) == [
+        "report.html",
         "report.json",
         "report.md",
         "samples_tiny_choice.jsonl",
