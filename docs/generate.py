@@ -33,10 +33,12 @@ from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,
     SCHEMA_KINDS,
+    Bound,
     EngineConfig,
     EvaluationSettings,
     ModelConfig,
     ReferenceConfig,
+    WorkflowSettings,
     accepts,
     schema,
 )
@@ -106,6 +108,11 @@ def config() -> str:
         _config_table(EngineConfig),
         "## `reference`",
         _config_table(ReferenceConfig),
+        "## In a recipe",
+        "Keys of the evaluator and of the pass beside the settings above.",
+        _config_table(WorkflowSettings, without=EvaluationSettings),
+        "## `require`",
+        _config_table(Bound),
         "## `model`",
         "On the command line and from Python only; in a recipe the model comes from Olive.",
         _config_table(ModelConfig),
@@ -113,9 +120,11 @@ def config() -> str:
     )
 
 
-def _config_table(model: type[BaseModel]) -> str:
+def _config_table(model: type[BaseModel], without: type[BaseModel] | None = None) -> str:
     rows = []
     for name, field in model.model_fields.items():
+        if without is not None and name in without.model_fields:
+            continue
         default = "required" if field.is_required() else f"`{_default(field.get_default(call_default_factory=True))}`"
         rows.append((f"`{name}`", accepts(field), default, field.description or ""))
     return _table(("key", "accepts", "default", "meaning"), rows)
