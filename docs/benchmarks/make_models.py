@@ -8,6 +8,12 @@ Timings, memory and agreement do not depend on what the weights say; accuracies 
 Without --tokenizer, a byte-level BPE tokenizer of the shape's vocabulary is trained on English text that every machine
 with lm-eval and Python has, and on the files of --text, which bring it close to published ones in tokens per word. A
 published one itself (--tokenizer DIR or a hub name) gives the prompts their published lengths.
+
+Llama and Qwen are exported by onnxruntime-genai's builder, Gemma 4 by mobius, whose last release needs an older
+transformers than ours. Both go into a folder of their own, which --packages names:
+
+    pip install --no-deps --target DIR mobius-onnx==0.1.0 onnx-shape-inference==0.4.0 transformers==5.10.4 \
+        tokenizers==0.22.2 huggingface_hub==1.5.0 httpx==0.28.1 httpcore==1.0.9
 """
 
 from __future__ import annotations
@@ -157,15 +163,48 @@ SHAPES = {
 
 
 def make(given: argparse.Namespace) -> None:
-    """Makes what is missing under OUT; a folder that is there is kept."""
-    hf = given.out / "hf"
-    if not (hf / "tokenizer.json").exists():
-        _run([sys.executable, *sys.argv, "--hf-only"])  # a process of its own: the builder needs the memory
+    """Makes what is missing under OUT, each step in a process of its own; a folder that is there is kept."""
+    if not (given.out / "hf" / "tokenizer.json").exists():
+        _step(given, "hf")
     for precision in given.precision.split(","):
         folder = given.out / precision
         if not any(folder.rglob("*.onnx")):
-            _export(SHAPES[given.shape].exporter, hf, folder, precision, given.device)
+            folder.mkdir(parents=True, exist_ok=True)
+            if SHAPES[given.shape].exporter == "mobius":
+                _step(given, precision)
+                _step(given, f"{precision}-weights")
+            else:
+                _run(["-m", "onnxruntime_genai.models.builder", *_builder_options(given, precision)])
         print(f"{folder} {sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:.0f} MB")
+
+
+def _builder_options(given: argparse.Namespace, precision: str) -> list[object]:
+    cache = given.out / "builder-cache"
+    return ["-i", given.out / "hf", "-o", given.out / precision, "-p", precision, "-e", given.device, "-c", cache]
+
+
+def _step(given: argparse.Namespace, name: str) -> None:
+    """This script again, for one step of it; with --packages where the exporter needs them."""
+    needs_packages = SHAPES[given.shape].exporter == "mobius" and not name.endswith("-weights")
+    _run([*sys.argv, "--step", name], given.packages if needs_packages else None)
+
+
+def _run(arguments: Sequence[object], packages: Path | None = None) -> None:
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    if packages is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(packages), environment.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, *map(str, arguments)], check=True, env=environment)
+
+
+def do_step(given: argparse.Namespace) -> None:
+    """One step: `hf`; a precision, for mobius; `<precision>-weights`, which brings weights to 4 bits for int4."""
+    precision, _, is_weights = given.step.partition("-")
+    if given.step == "hf":
+        make_hf(given)
+    elif not is_weights:
+        export_with_mobius(given, precision)
+    elif precision == "int4":
+        quantize(given.out / precision)
 
 
 def make_hf(given: argparse.Namespace) -> None:
@@ -184,8 +223,8 @@ def make_hf(given: argparse.Namespace) -> None:
         pad_token_id=end if made.pad_token_id is None else made.pad_token_id,
     )
     torch.manual_seed(SEED)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.to(torch.float16 if given.device == "cuda" else torch.float32).save_pretrained(folder)
+    dtype = torch.float16 if given.device == "cuda" else torch.float32
+    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
     made.save_pretrained(folder)
     file = folder / "tokenizer_config.json"  # the class name that every release of transformers knows
     known = json.loads(file.read_text(encoding="utf-8"))
@@ -245,18 +284,31 @@ def corpus(texts: Sequence[Path]) -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="ignore")
 
 
-def _export(exporter: str, hf: Path, folder: Path, precision: str, device: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if exporter == "genai":
-        options = ["-i", hf, "-o", folder, "-p", precision, "-e", device, "-c", folder.parent / "builder-cache"]
-        _run([sys.executable, "-m", "onnxruntime_genai.models.builder", *options])
-        return
-    raise SystemExit("not yet")
+def export_with_mobius(given: argparse.Namespace, precision: str) -> None:
+    """The graph with its weights as they are stored: float16 for a GPU, else float32."""
+    from mobius import build
+    from mobius.integrations.ort_genai.auto_export import export_package
+
+    hf = given.out / "hf"
+    dtype = "f16" if precision == "fp16" or (precision == "int4" and given.device == "cuda") else "f32"
+    package = build(str(hf), dtype=dtype, execution_provider="default" if given.device == "cpu" else given.device)
+    length = SHAPES[given.shape].values["max_position_embeddings"]
+    options = {"context_length": length, "local_config_dir": str(hf), "progress_bar": False}
+    export_package(package, str(given.out / precision), ep=given.device, **options)
 
 
-def _run(command: Sequence[object]) -> None:
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    subprocess.run([str(part) for part in command], check=True, env=environment)
+def quantize(folder: Path) -> None:
+    """Every product with a weight to 4 bits, as the builder's int4 has them."""
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    graph = next(folder.rglob("*.onnx"))
+    model = onnx.load(graph)
+    for file in graph.parent.glob("*.onnx*"):
+        file.unlink()
+    quantizer = MatMulNBitsQuantizer(model, bits=4, block_size=32, is_symmetric=True, accuracy_level=4)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(graph), use_external_data_format=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -267,10 +319,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokenizer", metavar="DIR|NAME", help="a published tokenizer instead of a trained one")
     parser.add_argument("--text", metavar="FILE", type=Path, nargs="*", default=[], help="more to train one on")
-    parser.add_argument("--hf-only", action="store_true", help="no ONNX packages")
+    parser.add_argument("--packages", metavar="DIR", type=Path, help="put before the installed packages for mobius")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
     return parser
 
 
 if __name__ == "__main__":
     arguments = _parser().parse_args()
-    (make_hf if arguments.hf_only else make)(arguments)
+    (do_step if arguments.step else make)(arguments)

@@ -18,7 +18,7 @@ from olive_ext.bench.job import OURS, Job, Run
 from olive_ext.bench.picture import draw
 from olive_ext.bench.process import Launcher
 from olive_ext.bench.render import to_markdown
-from olive_ext.bench.rounds import Schedule
+from olive_ext.bench.rounds import PROBE, Schedule
 from olive_ext.bench.summary import Summary, chosen_runs, summarize
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import locate
@@ -48,6 +48,7 @@ class Bench:
         self._growth: dict[str, list[dict[str, float]]] = {}
         self._reference: str | None = None
         self._ceiling: float | None = None
+        self._finished = False
 
     def run(self) -> Summary:
         """Everything that the configuration asks for. What was measured is on disk after every process, so that an
@@ -56,15 +57,18 @@ class Bench:
         files = locate(self.config.model)
         work = read_work(files.decoder, files.genai_config or files.hf_config)
         asked = self._record(1)
+        self._write(PROBE, _spread(asked, self.config.probe or 0))
         self._measure_ceiling(work)
         sizes = self.config.batch_sizes
-        schedule = Schedule(self.backends, sizes, self.config.rounds, self.config.once)
+        probes = self.config.probe is not None and len(sizes) > 1
+        schedule = Schedule(self.backends, sizes, self.config.rounds, self.config.once, probes)
         for run in schedule.run(self._measure):
             self._runs.append(run)
             self._compare(asked)
             self._keep(asked, work)
         self._measure_growth(asked, work)
         self._measure_ceiling(work)
+        self._finished = True
         return self._keep(asked, work)
 
     def _record(self, factor: int) -> Sequence[Asked]:
@@ -80,11 +84,14 @@ class Bench:
             gen_kwargs=config.gen_kwargs,
             seed=config.seed,
         )
-        replace_text(self._requests(factor), json.dumps([asdict(one) for one in asked]))
+        self._write(factor, asked)
         return asked
 
+    def _write(self, factor: int, asked: Sequence[Asked]) -> None:
+        replace_text(self._requests(factor), json.dumps([asdict(one) for one in asked]))
+
     def _requests(self, factor: int) -> Path:
-        return self._work_folder / f"requests-{factor}.json"
+        return self._work_folder / f"requests-{'probe' if factor == PROBE else factor}.json"
 
     def _answers(self, run: Run) -> Path:
         size = "" if run.batch_size is None else f"-{run.batch_size}"
@@ -117,9 +124,10 @@ class Bench:
         )
 
     def _measure(self, backend: str, batch_size: int | None, number: int) -> Run:
-        run = self._launch(self._job(backend, batch_size, number), number)
+        run = self._launch(self._job(backend, batch_size, number, PROBE if number == PROBE else 1), number)
         size = "" if batch_size is None else f" at batch size {batch_size}"
-        self._say(f"round {number + 1}, {backend}{size}: {run.error or f'{run.in_model:.1f} s'}")
+        stage = "probe" if number == PROBE else f"round {number + 1}"
+        self._say(f"{stage}, {backend}{size}: {run.error or f'{run.in_model:.1f} s'}")
         return run
 
     def _measure_ceiling(self, work: Work | None) -> None:
@@ -140,7 +148,7 @@ class Bench:
         expected = _read_answers(self._answers(chosen_runs(name, self._runs)[0]))
         groups = [(one.task, one.document) for one in asked if one.kind == "loglikelihood"]
         for index, run in enumerate(self._runs):
-            if not run.error and (changed or not run.agreement):
+            if not run.error and run.round > PROBE and (changed or not run.agreement):
                 found = compare(groups, _read_answers(self._answers(run)), expected)
                 self._runs[index] = replace(run, agreement=found)
 
@@ -185,6 +193,7 @@ class Bench:
         from olive_ext.backends.versions import versions
 
         return {
+            "finished": self._finished,
             "created": datetime.now().astimezone().isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": versions(),
@@ -216,6 +225,13 @@ def machine() -> dict[str, Any]:
 def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda line: None) -> Summary:
     """Runs the comparison and writes its files. Raises `OliveExtError` for a model or task that is not there."""
     return Bench(config, launch, say).run()
+
+
+def _spread(asked: Sequence[Asked], number: int) -> list[Asked]:
+    """The requests of `number` documents, evenly spread."""
+    documents = list(dict.fromkeys((one.task, one.document) for one in asked))
+    chosen = set(documents[:: max(1, len(documents) // max(1, number))][:number])
+    return [one for one in asked if (one.task, one.document) in chosen]
 
 
 def _read_answers(path: Path) -> Answers:

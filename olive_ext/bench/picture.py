@@ -1,4 +1,4 @@
-"""bench.png: requests per second of each backend, and seconds as work grows. The only user of matplotlib."""
+"""bench.png: requests per second of each backend, and seconds as work grows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from typing import Any
 
 from olive_ext.bench.summary import Summary
 
-EXTRA = "pip install 'olive-ext[bench]'"
 
+def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+    """Writes the picture."""
+    from matplotlib.figure import Figure
 
-def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> bool:
-    """Writes the picture; False where matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
     series = {name: points for name, points in growth.items() if points}
     figure = Figure(figsize=(6.4 * (1 + len(series)), 4.0), layout="constrained")
     axes = figure.subplots(1, 1 + len(series), squeeze=False)[0]
@@ -24,7 +20,6 @@ def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str
     for axis, (name, points) in zip(axes[1:], series.items(), strict=True):
         _line(axis, name, points)
     figure.savefig(path, dpi=120)
-    return True
 
 
 def _bars(axis: Any, summary: Summary, title: str) -> None:
@@ -42,6 +37,7 @@ def _line(axis: Any, name: str, points: Sequence[Mapping[str, float]]) -> None:
     tokens, seconds = [one["tokens"] for one in points], [one["seconds"] for one in points]
     axis.plot(tokens, seconds, "o-", color="#4477aa", label="measured")
     axis.plot([0, tokens[-1]], [0, seconds[-1]], "--", color="#999999", label="proportional")
+    axis.set_ylim(bottom=0)
     axis.set_xlabel("tokens")
     axis.set_ylabel("seconds in the model")
     axis.set_title(f"growth with {name}", fontsize=9)

@@ -1,4 +1,4 @@
-"""Which backend runs when: all by turns, several rounds, the best batch size of the first in the later ones.
+"""Which backend runs when: all by turns, several rounds, each at the batch size that was fastest when all were tried.
 
 Pure but for `launch`, which runs one process.
 """
@@ -13,6 +13,9 @@ from olive_ext.bench.job import Run
 BATCHED = ("hf", "olive-ort", "olive-ortgenai")
 """Backends that take a batch size; lm-eval's ONNX backends run at 1, and ours chooses."""
 
+PROBE = -1
+"""The round in which batch sizes are tried on part of the work."""
+
 Launch = Callable[[str, int | None, int], Run]
 """Backend, batch size, round."""
 
@@ -25,11 +28,13 @@ class Schedule:
     batch_sizes: Sequence[int]
     rounds: int
     once: Sequence[str] = ()
+    probes: bool = False
+    """Whether batch sizes are tried in a round of their own before the first; else in the first."""
 
     def run(self, launch: Launch) -> Iterator[Run]:
         """Every run as it ends. A backend that failed is not run again."""
         done: list[Run] = []
-        for number in range(self.rounds):
+        for number in range(PROBE if self.probes else 0, self.rounds):
             for backend in self.backends:
                 for size in self._sizes(backend, number, done):
                     run = launch(backend, size, number)
@@ -37,16 +42,18 @@ class Schedule:
                     yield run
 
     def _sizes(self, backend: str, number: int, done: Sequence[Run]) -> Sequence[int | None]:
-        if number == 0:
-            return self.batch_sizes if backend in BATCHED else [None]
         own = [run for run in done if run.backend == backend]
+        if number == PROBE:
+            return self.batch_sizes if backend in BATCHED else []
+        if not own:
+            return self.batch_sizes if backend in BATCHED else [None]
         chosen = best(own)
-        is_over = chosen is None or backend in self.once
-        failed = any(run.error for run in own if run.round > 0)
+        is_over = backend in self.once and number > 0
+        failed = any(run.error for run in own if run.round > own[0].round)
         return [] if is_over or failed or chosen is None else [chosen.batch_size]
 
 
 def best(runs: Sequence[Run]) -> Run | None:
-    """The fastest of a backend's first round; None where none succeeded."""
-    good = [run for run in runs if run.round == 0 and not run.error]
+    """The fastest of a backend's first round, the probe where there was one; None where none succeeded."""
+    good = [run for run in runs if run.round == runs[0].round and not run.error]
     return min(good, key=lambda run: run.in_model) if good else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from olive_ext.bench.flops import Work
 from olive_ext.bench.job import OURS, Run
-from olive_ext.bench.rounds import best
+from olive_ext.bench.rounds import PROBE, best
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,11 @@ def summarize(
 
 
 def chosen_runs(backend: str, runs: Sequence[Run]) -> list[Run]:
-    """The successful runs of a backend at its best batch size, one a round."""
+    """The successful runs of a backend at its best batch size, one a round; probes are none of them."""
     own = [run for run in runs if run.backend == backend]
     chosen = best(own)
-    return [run for run in own if chosen and run.batch_size == chosen.batch_size and not run.error]
+    size = chosen.batch_size if chosen else None
+    return [run for run in own if run.round > PROBE and run.batch_size == size and not run.error]
 
 
 def _row(backend: str, runs: Sequence[Run], ours: Sequence[Run], num_requests: int, naive: int | None) -> Row:
@@ -134,7 +135,7 @@ def _row(backend: str, runs: Sequence[Run], ours: Sequence[Run], num_requests: i
         device_peak=median(item["device_peak"] for item in devices) if devices else None,
         speedup=(median(ratios), min(ratios), max(ratios)) if ratios and backend != OURS else None,
         agreement=_worst([run.agreement for run in good if run.agreement]),
-        error=error if any(run.error for run in runs if run.backend == backend and run.round > 0) else None,
+        error=next((run.error for run in runs if run.backend == backend and run.error and run.round > 0), None),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 from olive_ext.cli.options import Form, Option, written_values
 from olive_ext.config.bench import BenchConfig
@@ -24,6 +23,7 @@ BENCH_OPTIONS: tuple[Option, ...] = (
     _option("--peers", "peers", "A,B", "commas"),
     _option("--once", "once", "A,B", "commas"),
     _option("--batch-sizes", "batch_sizes", "1,4,...", "commas"),
+    _option("--probe", "probe", "N"),
     _option("--rounds", "rounds", "N"),
     _option("--warmup", "warmup", "N"),
     _option("--num-threads", "num_threads", "N"),
@@ -46,12 +46,9 @@ def bench_command(arguments: Namespace) -> int:
     values = written_values(arguments, options=BENCH_OPTIONS)
     config = BenchConfig.parse({"model": arguments.model, **values})
     from olive_ext.bench import bench
-    from olive_ext.bench.picture import EXTRA
     from olive_ext.bench.render import print_summary
 
     print_summary(bench(config, say=_say), f"{config.model}: {', '.join(config.tasks)}")
-    if not (Path(config.output_dir) / "bench.png").exists():
-        _say(f"no picture: {EXTRA}")
     return 0
 
 

@@ -51,6 +51,9 @@ class BenchConfig(Strict):
     batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)] = Field(default_factory=lambda: [1, 4, 8, 16])
     """Batch sizes tried in the first round with peers that have them; later rounds take the fastest."""
 
+    probe: PositiveInt | None = None
+    """Documents, spread over all, on which batch sizes are tried before the first round instead, for slow peers."""
+
     rounds: PositiveInt = 3
     """How often all backends run by turns."""
 

@@ -82,6 +82,19 @@ def test_every_backend_gets_the_same_requests_by_turns(config: dict[str, Any]) -
 
 
 @pytest.mark.slow
+def test_probe_answers_part_of_the_documents_and_does_not_count(config: dict[str, Any]) -> None:
+    fake = Fake()
+    summary = bench(
+        BenchConfig.parse({**config, "rounds": 1, "probe": 1, "batch_sizes": [1, 2], "tasks": ["tiny_choice"]}), fake
+    )
+    probe, _, *others = [job for job in fake.jobs if job.task == "answer"]
+    assert probe.backend == "hf"
+    assert [len(json.loads(Path(job.requests).read_text())) for job in (probe, *others)] == [3, 6, 6, 6]
+    assert [row.rounds for row in summary.rows] == [1, 1, 1]
+    assert [run["round"] for run in found(config)["runs"]] == [-1, -1, 0, 0, 0]
+
+
+@pytest.mark.slow
 def test_growth_runs_ours_alone_on_more_documents_and_longer_texts(config: dict[str, Any]) -> None:
     fake = Fake()
     bench(BenchConfig.parse({**config, "rounds": 1, "growth": [1, 3], "growth_context": [16, 32]}), fake)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from olive_ext.bench.job import Run
-from olive_ext.bench.rounds import Schedule, best
+from olive_ext.bench.rounds import PROBE, Schedule, best
 
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 SECONDS = {("hf", 1): 5.0, ("hf", 4): 2.0, ("hf", 8): 3.0}
@@ -26,6 +26,25 @@ def test_backends_take_turns_and_later_rounds_take_the_fastest_batch_size() -> N
         ("hf", 4, 1),
         ("onnxruntime", None, 1),
     ]
+
+
+def test_batch_sizes_are_probed_first_where_that_is_asked_for() -> None:
+    found = order(Schedule(BACKENDS, (1, 4), 1, probes=True))
+    assert found == [
+        ("hf", 1, PROBE),
+        ("hf", 4, PROBE),
+        ("olive-ext", None, 0),
+        ("hf", 4, 0),
+        ("onnxruntime", None, 0),
+    ]
+
+
+def test_peer_that_failed_its_probes_is_not_run() -> None:
+    def launch(backend: str, size: int | None, number: int) -> Run:
+        return Run(backend, size, number, error="no") if backend == "hf" else measured(backend, size, number)
+
+    found = order(Schedule(BACKENDS, (1, 4), 2, probes=True), launch)
+    assert [number for name, _, number in found if name == "hf"] == [PROBE, PROBE]
 
 
 def test_slow_peer_runs_once() -> None:

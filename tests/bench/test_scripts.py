@@ -1,0 +1,70 @@
+"""The scripts of docs/benchmarks: their options are the command's, and the GPU's runs on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from olive_ext.cli.bench import BENCH_OPTIONS
+from olive_ext.cli.options import written_values
+from olive_ext.cli.parser import build_parser
+from olive_ext.config.bench import BenchConfig
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+
+
+@pytest.fixture
+def run_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import run
+
+    return run
+
+
+def given(**values: Any) -> argparse.Namespace:
+    defaults = {"models": Path("models"), "documents": None, "rounds": 2, "probe": 4, "prefix": "offline_"}
+    return argparse.Namespace(**{**defaults, "include_path": "tasks", "num_threads": None, **values})
+
+
+def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
+    for name, row in run_script.ROWS.items():
+        words = [str(option) for option in run_script.options(row, given(documents=3))]
+        arguments = build_parser().parse_args(["bench", "model", *words, "--output", "out"])
+        config = BenchConfig.parse({"model": "model", **written_values(arguments, options=BENCH_OPTIONS)})
+        assert config.tasks[0].startswith("offline_"), name
+        assert config.limit == 3
+        assert set(config.chosen_peers) == set(row.goals)
+        assert set(config.once) <= set(row.goals)
+
+
+def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
+    words = [str(option) for option in run_script.options(run_script.ROWS["growth"], given())]
+    arguments = build_parser().parse_args(["bench", "model", *words, "--output", "out"])
+    config = BenchConfig.parse({"model": "model", **written_values(arguments, options=BENCH_OPTIONS)})
+    assert config.chosen_peers == ()
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
+    command += ["--precisions", "fp32", "--questions", "4", "--rounds", "1", "--batch-sizes", "4"]
+    root = str(SCRIPTS.parents[1])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "tiny-fp32" / "bench.json").read_text())
+    ours, hf = found["summary"]["rows"]
+    assert found["finished"]
+    assert (ours["error"], hf["error"]) == (None, None)
+    assert found["summary"]["num_requests"] == 40
+    assert ours["agreement"]["choices"] == [4, 4]
+    tokens = found["summary"]["tokens_distinct"]
+    assert 700 + 4 * 150 <= tokens <= 1.1 * (700 + 4 * 160)
+    assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()
