@@ -34,6 +34,7 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._hflm_rolling_bos = hflm_rolling_bos
         self._drops_prefix = False
+        self.counters = {"requests": 0, "tokens_naive": 0, "tokens_generated": 0}
         where = str(getattr(self.tokenizer, "name_or_path", ""))
         self._pairs = Tokenizer(
             self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=self.custom_prefix_token_id
@@ -60,6 +61,8 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
     def _loglikelihood_tokens(self, requests: Sequence[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
         """HFLM's, in one call for each target length where requests of several lengths would be merged."""
         ask: Callable[..., list[tuple[float, bool]]] = super()._loglikelihood_tokens
+        self.counters["requests"] += len(requests)
+        self.counters["tokens_naive"] += sum(len(context) + len(target) - 1 for _, context, target in requests)
         lengths = [len(target) for _, _, target in requests]
         by_input: dict[tuple[int, ...], int] = {}
         inputs = [(*context, *target[:-1]) for _, context, target in requests]
@@ -70,6 +73,15 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
             chosen = [index for index, own in enumerate(lengths) if own == length]
             answers |= zip(chosen, ask([requests[index] for index in chosen], *args, **options), strict=True)
         return [answers[index] for index in range(len(requests))]
+
+    def _model_generate(self, context: Any, *args: Any, **options: Any) -> Any:
+        """HFLM's, counted."""
+        tokens = super()._model_generate(context, *args, **options)
+        mask = options.get("attention_mask")
+        self.counters["requests"] += context.shape[0]
+        self.counters["tokens_naive"] += int(context.numel() if mask is None else mask.sum())
+        self.counters["tokens_generated"] += tokens.numel() - context.numel()
+        return tokens
 
 
 def open_hf(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,24 +22,21 @@ class Heard:
     """(context, continuation) to log-probability in nats, and whether every token was the most likely one."""
 
     rolled: dict[str, float] = field(default_factory=dict)
-    generated: dict[Hashable, list[str]] = field(default_factory=dict)
-    """`generation_key` to the texts, in the order of the repeats."""
-
-
-def generation_key(args: Sequence[Any]) -> Hashable:
-    """Tells apart what lm-eval asks to generate: context and settings."""
-    return args[0], repr(args[1:])
+    """Text to log-probability in nats."""
 
 
 class ReplayLM(LM):  # type: ignore[misc]
-    """Stands in for the model that was heard. `spoken` is the lm-eval model of the run in which it was heard: prompts
-    are built with its tokenizer and chat template, so that the same questions come."""
+    """Stands in for the model that was heard, whose generations come from `generator`.
 
-    def __init__(self, heard: Heard, spoken: LM) -> None:
+    `spoken` is the lm-eval model of the run in which it was heard: prompts are built with its tokenizer and chat
+    template, so that the same questions come.
+    """
+
+    def __init__(self, heard: Heard, spoken: LM, generator: LM) -> None:
         super().__init__()
         self._heard = heard
         self._spoken = spoken
-        self._repeats: dict[Hashable, int] = {}
+        self._generator = generator
         self.tokenizer = getattr(spoken, "tokenizer", None)
 
     @property
@@ -65,14 +62,9 @@ class ReplayLM(LM):  # type: ignore[misc]
         return [_find(self._heard.rolled, str(request.args[0])) for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Repeats of a request get its answers in turn; of a greedy one, which has a single answer, the same."""
-        return [self._next(generation_key(request.args)) for request in requests]
-
-    def _next(self, key: Hashable) -> str:
-        texts: list[str] = _find(self._heard.generated, key)
-        turn = self._repeats.get(key, 0)
-        self._repeats[key] = turn + 1
-        return texts[turn % len(texts)]
+        """The generator's."""
+        answers: list[str] = self._generator.generate_until(requests, disable_tqdm=disable_tqdm)
+        return answers
 
 
 def _find(answers: Mapping[Any, Any], key: Any) -> Any:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
-from olive_ext.report import Metric, Report, write
+from olive_ext.report import Report, write
+from olive_ext.report.compared_metrics import comparison_metrics
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.results import read_metrics
+from olive_ext.run.comparing import Comparer
+from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.hardware import describe_hardware
+from olive_ext.run.memory import PeakMemory
 from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model, size_in_bytes
+from olive_ext.run.reference import comparer_of
 from olive_ext.run.samples import write_samples
 
 if TYPE_CHECKING:
     from olive_ext.backends.harness import LM
     from olive_ext.backends.tasks import LoadedTasks, Seeds
-
-SIZE_ON_DISK = "size_on_disk"
-"""Not a task of lm-eval: asks for the model's size."""
 
 
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
@@ -32,23 +36,28 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     nothing is written unless all is done.
     """
     from olive_ext.backends.tasks import Seeds, load_tasks
-    from olive_ext.backends.versions import versions
 
     log_folder = _log_folder(config)
-    names = [task for task in config.tasks if task != SIZE_ON_DISK]
+    names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
-    begin = time.monotonic()
-    opened = open_model(config, progress) if lm is None and tasks is not None else None
-    model = lm or opened
-    try:
-        loaded = time.monotonic()
-        results = _run(config, model, tasks, seeds, progress)
-        seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
-        report = _report(config, model, results, seconds, versions())
-    finally:
-        if opened is not None and hasattr(opened, "close"):
-            opened.close()
+    comparer = None if tasks is None else comparer_of(config, lm, tasks, seeds, progress)
+    if comparer is not None:
+        comparer.prepare()
+    with PeakMemory() as memory:
+        begin = time.monotonic()
+        opened = _open(config, tasks, comparer, progress) if lm is None else None
+        model = lm or opened
+        try:
+            loaded = time.monotonic()
+            results = _run(config, model, tasks, seeds, progress)
+            seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
+            report = _report(config, model, results, seconds, memory.bytes)
+            if comparer is not None and model is not None:
+                report = _with_comparison(report, comparer.finish(model, results))
+        finally:
+            if opened is not None and hasattr(opened, "close"):
+                opened.close()
     if log_folder is not None:
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder)
     if config.output_dir is not None:
@@ -65,6 +74,12 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     return Path(folder)
 
 
+def _open(config: EvaluationConfig, tasks: LoadedTasks | None, comparer: Comparer | None, progress: bool) -> LM | None:
+    if comparer is not None:
+        return comparer.open()
+    return open_model(config, progress) if tasks is not None else None
+
+
 def _run(
     config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, progress: bool
 ) -> dict[str, Any]:
@@ -73,34 +88,41 @@ def _run(
     if lm is None or tasks is None:
         return {"results": {}}
     stem = f"{config.use_cache}_{answers_key(config, lm)}" if config.use_cache else None
-    return run_tasks(lm, tasks, config, seeds=seeds, cache_stem=stem, progress=progress)
+    has_reference = config.reference is not None
+    return run_tasks(lm, tasks, config, seeds=seeds, cache_stem=stem, progress=progress, log_samples=has_reference)
 
 
 def _report(
-    config: EvaluationConfig,
-    lm: LM | None,
-    results: Mapping[str, Any],
-    seconds: Mapping[str, float],
-    versions: Mapping[str, str],
+    config: EvaluationConfig, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
 ) -> Report:
-    metrics = read_metrics(results)
-    if SIZE_ON_DISK in config.tasks:
-        size = size_in_bytes(config, lm)
-        metrics += (Metric(SIZE_ON_DISK, "bytes", "none", float(size), higher_is_better=False),)
+    from olive_ext.backends.versions import versions
+
     execution = dict(execution_of(lm)) if lm is not None else {}
     providers = execution.pop("providers", ())
-    counters = execution.pop("counters", {})
+    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
+    execution.pop("reference", None)
+    costs = cost_metrics(
+        asked_costs(config),
+        size=lambda: size_in_bytes(config, lm),
+        peak_memory=peak_memory,
+        counters=counters,
+        seconds=seconds["seconds"] - seconds["seconds_load"],
+    )
     return Report(
-        metrics=metrics,
+        metrics=(*read_metrics(results), *costs),
         results={name: value for name, value in results.items() if name != "samples"},
         model={**_identity(config, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
-        versions=versions,
+        versions=versions(),
         hardware=describe_hardware(),
         engine={**counters, **seconds},
         config=config.model_dump(mode="json", exclude_unset=True),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
+
+
+def _with_comparison(report: Report, comparison: Comparison) -> Report:
+    return replace(report, metrics=(*report.metrics, *comparison_metrics(comparison)), comparison=comparison)
 
 
 def _identity(config: EvaluationConfig, lm: LM | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from olive_ext.errors import RunError
 from olive_ext.measures import Positions, TokenClasses, measure_divergence
 from olive_ext.measures.positions import ComparedTargets, joined
 from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.text.requests import Text
 
 
 class Compared(ComparedTargets, Protocol):
@@ -44,25 +45,26 @@ class Asked(Protocol):
 
 @dataclass
 class Observed:
-    """Positions of each task; `classes` tell what kind of token a target is."""
+    """Positions of each task; `classes`, where they are known, tell what kind of token a target is."""
 
-    classes: TokenClasses
+    classes: TokenClasses | None = None
     positions: dict[str, Positions] = field(default_factory=dict)
 
-    def take(self, asked: Asked, context: Sequence[int], target: Sequence[int], scored: Scored) -> Compared:
-        """Keeps the targets of a request, which stand behind `context`; gives back what the reference said.
+    def take(self, asked: Asked, context: Text, target: Text, scored: Scored) -> Compared:
+        """Keeps the targets of a request, which stand behind `context`; gives back what the reference said. Of texts
+        that are no token ids nothing is said about where and what the tokens are.
 
         Raises `RunError` where it said nothing.
         """
         compared = scored.compared
         if compared is None:
             raise RunError(f"task '{asked.task_name}': the model answered without its reference")
+        before = () if isinstance(context, str) else context
+        classes = None
+        if self.classes is not None and not isinstance(target, str):
+            classes = self.classes.of(target, before[-1] if before else None)
         self.positions.setdefault(str(asked.task_name), Positions()).add(
-            int(asked.doc_id),
-            scored.token_logprobs,
-            compared,
-            first_position=len(context),
-            token_classes=self.classes.of(target, context[-1] if context else None),
+            int(asked.doc_id), scored.token_logprobs, compared, first_position=len(before), token_classes=classes
         )
         return compared
 

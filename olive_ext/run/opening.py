@@ -72,10 +72,15 @@ def size_in_bytes(config: EvaluationConfig, lm: LM | None) -> int:
         if kind_of(config) == "onnx":
             return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.tokenizer))
         lm = lm or _open_hf(config)
-    files = [file for pattern in _HF_WEIGHTS for file in Path(config.model.path).glob(pattern)]
+    files = hf_files(config.model.path)
     if files:
         return sum(file.stat().st_size for file in files)
     return sum(tensor.numel() * tensor.element_size() for tensor in lm.model.parameters())
+
+
+def hf_files(path: str) -> list[Path]:
+    """The weights in a Hugging Face model's folder; none where it is only known by name."""
+    return [file for pattern in _HF_WEIGHTS for file in Path(path).glob(pattern)]
 
 
 def answers_key(config: EvaluationConfig, lm: LM) -> str:

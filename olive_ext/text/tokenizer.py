@@ -96,6 +96,16 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def token_text(self, number: int) -> str:
+        """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
+        such token."""
+        token = self.hf.convert_ids_to_tokens(number)
+        if token is None:
+            return ""
+        text = str(self.hf.convert_tokens_to_string([token]))
+        # SentencePiece's decoders take the first token's space for the one they put before every text.
+        return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
+
     def encode_pair(self, context: str, target: str) -> tuple[list[int], list[int]]:
         """(context ids, target ids), neither empty, which together are the tokens of the joint text.
 

@@ -14,7 +14,7 @@ from lm_eval.api.model import TemplateLM
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from tests.text.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_level
+from tests.text.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
 
 WORDS = st.lists(st.sampled_from(["the", "thing", "no", " ", "\n", "s", "t", "東", "é", "<eos>"]), max_size=8)
 TEXT = WORDS.map("".join)
@@ -170,3 +170,19 @@ def test_load_tokenizer_is_a_model_error_when_files_are_missing_or_broken(tmp_pa
     with pytest.raises(ModelError, match="no tokenizer can be loaded from") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "texts"),
+    [
+        (byte_level(False), "the cat.", ["th", "e", " c", "at", "."]),
+        (byte_fallback(), "the the", [" the", " the"]),
+        (byte_fallback(), "a\n", [" ", "a", "\n"]),
+    ],
+)
+def test_text_of_a_token_has_its_space(tokenizer: Tokenizer, text: str, texts: list[str]) -> None:
+    assert [tokenizer.token_text(number) for number in tokenizer.encode(text)] == texts
+
+
+def test_token_that_is_not_there_has_no_text() -> None:
+    assert byte_level(False).token_text(10**6) == ""

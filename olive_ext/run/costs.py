@@ -1,0 +1,45 @@
+"""What a model costs: size, memory and speed as metrics. They are asked for among the tasks, but are not lm-eval's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.report import Metric
+
+SIZE_ON_DISK = "size_on_disk"
+PEAK_MEMORY = "peak_memory"
+TOKENS_PER_SECOND = "tokens_per_second"
+REQUESTS_PER_SECOND = "requests_per_second"
+
+COSTS = (SIZE_ON_DISK, PEAK_MEMORY, TOKENS_PER_SECOND)
+
+
+def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
+    """The tasks of lm-eval among `config.tasks`."""
+    return [task for task in config.tasks if task not in COSTS]
+
+
+def asked_costs(config: EvaluationConfig) -> tuple[str, ...]:
+    """The costs among `config.tasks`."""
+    return tuple(name for name in COSTS if name in config.tasks)
+
+
+def cost_metrics(
+    asked: Sequence[str], *, size: Callable[[], int], peak_memory: int, counters: Mapping[str, int], seconds: float
+) -> Iterator[Metric]:
+    """The metrics of the costs in `asked`.
+
+    `size` gives the bytes of the model's files; `peak_memory` is the most that the process took, in bytes. Speed is in
+    tokens of the requests, given and generated, and in requests, for each of the `seconds` behind the loading: tokens
+    that requests share and that are computed once count for each of them.
+    """
+    if SIZE_ON_DISK in asked:
+        yield Metric(SIZE_ON_DISK, "bytes", "none", float(size()), higher_is_better=False)
+    if PEAK_MEMORY in asked:
+        yield Metric(PEAK_MEMORY, "bytes", "none", float(peak_memory), higher_is_better=False)
+    if TOKENS_PER_SECOND in asked and seconds > 0:
+        tokens = counters.get("tokens_naive", 0) + counters.get("tokens_generated", 0)
+        yield Metric(TOKENS_PER_SECOND, TOKENS_PER_SECOND, "none", tokens / seconds)
+        yield Metric(REQUESTS_PER_SECOND, REQUESTS_PER_SECOND, "none", counters.get("requests", 0) / seconds)

@@ -1,0 +1,155 @@
+"""Two tiny torch models behind one tokenizer as the models of a comparison, asked by full forward passes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.engine.types import Request, Result
+from olive_ext.run.listening import Listener
+from olive_ext.session import Session
+from olive_ext.text.requests import RollingRequest, ScoringRequest
+from tests.backends.reference import ForwardEngine, model
+from tests.text.tiny import TEMPLATE, byte_level
+
+
+@functools.cache
+def perturbed(noise: float) -> Any:
+    """The tiny model with noise on its LM head."""
+    other = copy.deepcopy(model())
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        weight = other.lm_head.weight
+        weight += noise * torch.randn(weight.shape, generator=generator)
+    return other
+
+
+def logprobs(net: Any, tokens: Sequence[int]) -> np.ndarray:
+    """Next-token log-probabilities [S, V] in float64."""
+    return _logprobs(net, tuple(tokens))
+
+
+@functools.cache
+def _logprobs(net: Any, tokens: tuple[int, ...]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(net(torch.tensor([tokens])).logits[0].double().log_softmax(-1).numpy())
+
+
+def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets: int) -> SimpleNamespace:
+    """Both models at the last `num_targets` of `tokens`, from the whole distributions."""
+    p, q = (logprobs(net, tokens[:-1])[-num_targets:] for net in (reference, candidate))
+    rows, targets = np.arange(num_targets), np.array(tokens[-num_targets:])
+    top = p.argmax(1)
+    kl = (np.exp(p) * (p - q)).sum(1)
+    return SimpleNamespace(
+        kl=kl,
+        kl_variance=np.zeros(num_targets),
+        kl_lower=kl,
+        tail_mass=np.zeros(num_targets),
+        reference_logprobs=p[rows, targets],
+        reference_is_greedy=top == targets,
+        same_top=top == q.argmax(1),
+        reference_top_logprobs=p[rows, top],
+        top_logprobs=q[rows, top],
+        logprobs=q[rows, targets],
+    )
+
+
+class NetEngine(ForwardEngine):
+    """`ForwardEngine` on any of the two."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def _answer(self, request: Request) -> Result:
+        if request.generation is not None:
+            return self._generate_on_net(request)
+        found = logprobs(self.net, request.tokens[:-1])[-request.num_targets :]
+        targets = np.array(request.tokens[-request.num_targets :])
+        picked = found[np.arange(len(targets)), targets]
+        return Result(tuple(picked.tolist()), tuple((found.argmax(1) == targets).tolist()))
+
+    def _generate_on_net(self, request: Request) -> Result:
+        made: list[int] = []
+        assert request.generation is not None
+        for _ in range(request.generation.max_new_tokens):
+            made.append(int(logprobs(self.net, (*request.tokens, *made))[-1].argmax()))
+        return Result(tokens=tuple(made))
+
+
+class NetSession(Session):
+    """A session on `net`; with a `reference` every target is compared with it."""
+
+    def __init__(self, net: Any, reference: Any = None) -> None:
+        super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
+        self.net, self.reference = net, reference
+
+    def loglikelihood(self, requests: Any, on_result: Any = None) -> Any:
+        outputs = [
+            self._told(output, (*request.context, *request.target))
+            for request, output in zip(requests, super().loglikelihood(requests), strict=True)
+        ]
+        for place, output in enumerate(outputs):
+            if on_result is not None:
+                on_result(place, output)
+        return outputs
+
+    def _told(self, output: Any, tokens: Sequence[int]) -> SimpleNamespace:
+        found = compared(self.reference, self.net, tokens, output.token_count) if self.reference is not None else None
+        return SimpleNamespace(**vars(output), compared=found)
+
+
+class ToldLM(OrtLM):
+    """Tells a listener of everything lm-eval asks."""
+
+    def __init__(self, session: NetSession, listener: Listener | None) -> None:
+        super().__init__(session=session)
+        self.listener = listener
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        for request in requests if self.listener is not None else ():
+            asked = ScoringRequest(*self._encode_pair(*request.args))
+            self.listener(request, asked, self.session.loglikelihood([asked])[0])
+        return super().loglikelihood(requests, disable_tqdm)
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        for request in requests if self.listener is not None else ():
+            asked = RollingRequest(self._rolling_ids(request.args[0]), self.prefix_token_id)
+            scored = ScoringRequest([self.prefix_token_id], asked.text)
+            self.listener(request, asked, self.session.loglikelihood([scored])[0])
+        return super().loglikelihood_rolling(requests, disable_tqdm)
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        for wanted in self._wanted(requests) if self.listener is not None else ():
+            (output,) = self.session.generate([wanted.request])
+            for owner in wanted.owners:
+                self.listener(requests[owner], wanted.request, output)
+        return super().generate_until(requests, disable_tqdm)
+
+
+class TwoModels:
+    """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
+
+    def __init__(self, candidate: Any) -> None:
+        self.net = candidate
+        self.opened: list[str] = []
+
+    def reference(self, listener: Listener | None) -> Any:
+        self.opened.append("reference")
+        return ToldLM(NetSession(model()), listener)
+
+    def candidate(self, listener: Listener | None) -> Any:
+        self.opened.append("candidate")
+        return ToldLM(NetSession(self.net, None if listener is None else model()), listener)
+
+    def beside(self, candidate: Any, listener: Listener) -> Any:
+        self.opened.append("beside")
+        return ToldLM(NetSession(model()), listener)

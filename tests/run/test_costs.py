@@ -1,0 +1,69 @@
+"""Size, memory and speed as metrics of one evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.backends.hf import Baseline
+from olive_ext.config import EvaluationConfig
+from olive_ext.report import Metric, Report
+from olive_ext.run import evaluate
+from olive_ext.run.costs import cost_metrics
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.reference import MAX_LENGTH, ForwardEngine, model, ort_lm
+from tests.text.tiny import TEMPLATE, byte_level
+
+
+def costs(lm: Any, folder: Path) -> tuple[Report, dict[str, Metric]]:
+    given = {"tasks": [*NAMES, "peak_memory", "tokens_per_second"], "include_path": str(folder), "bootstrap_iters": 0}
+    report = evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=lm)
+    return report, {metric.task: metric for metric in report.metrics}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "tasks")
+
+
+def test_metrics_that_are_not_asked_for_are_not_there(folder: Path) -> None:
+    report = evaluate(
+        EvaluationConfig.parse(
+            {"model": {"path": "x"}, "tasks": ["tiny_choice"], "include_path": str(folder), "bootstrap_iters": 0}
+        ),
+        lm=ort_lm(),
+    )
+    assert {metric.task for metric in report.metrics} == {"tiny_choice"}
+
+
+def test_speed_counts_what_was_asked() -> None:
+    counters = {"tokens_naive": 900, "tokens_generated": 100, "requests": 50}
+    found = list(cost_metrics(["tokens_per_second"], size=lambda: 0, peak_memory=0, counters=counters, seconds=2.0))
+    assert [(metric.task, metric.metric, metric.value, metric.higher_is_better) for metric in found] == [
+        ("tokens_per_second", "tokens_per_second", 500.0, True),
+        ("requests_per_second", "requests_per_second", 25.0, True),
+    ]
+
+
+def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:
+    engine = ForwardEngine()
+    engine.counters.tokens_naive, engine.counters.requests = 1000, 36
+    report, found = costs(ort_lm(engine=engine), folder)
+    assert found["peak_memory"].value > 50e6
+    assert not found["peak_memory"].higher_is_better
+    seconds = report.engine["seconds"] - report.engine["seconds_load"]
+    assert found["tokens_per_second"].value == pytest.approx(1000 / seconds)
+    assert found["requests_per_second"].value == pytest.approx(36 / seconds)
+
+
+def test_baseline_counts_the_same_tokens_as_the_engine(folder: Path) -> None:
+    baseline = Baseline(
+        pretrained=model(), tokenizer=byte_level(True, TEMPLATE).hf, batch_size=4, max_length=MAX_LENGTH
+    )
+    _, found = costs(baseline, folder)
+    assert found["tokens_per_second"].value > 0
+    choices, texts, generations = 6 * 3, 6, 6
+    assert baseline.counters["requests"] == choices + texts + generations
+    assert baseline.counters["tokens_generated"] == generations * 6
