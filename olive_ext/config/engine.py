@@ -22,8 +22,14 @@ class EngineConfig(Strict):
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
     `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 8."""
 
-    chunk_size: PositiveInt = 256
-    """Most tokens fed in one step. A longer prompt is fed in several steps."""
+    chunk_size: PositiveInt | Auto = "auto"
+    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
+    are scored what has been measured to cost least on the opened model."""
+
+    scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
+    """How texts that are scored share a step. "branches" puts many of them behind their common prefix in one step;
+    "rows" computes one after the other. "auto" takes what has been measured to be faster on the opened model, and
+    "rows" where branches cannot be had; the execution's `scoring` says which and why."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities

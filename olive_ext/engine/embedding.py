@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnxruntime as ort
 
 from olive_ext.engine.feed import Feed
-from olive_ext.engine.inputs import compute_inputs
+from olive_ext.engine.inputs import Layout, compute_inputs
 from olive_ext.engine.kv import Device, zeros
-from olive_ext.engine.step import Row
 from olive_ext.model.types import EmbeddingSpec
 
 
@@ -22,10 +19,10 @@ class Embedding:
         self._device = device
         self._feed = Feed(session, device)
 
-    def bind(self, rows: Sequence[Row], decoder: ort.IOBinding) -> None:
-        """Computes the embeddings of the rows' tokens and binds them as inputs of the decoder."""
+    def bind(self, layout: Layout, decoder: ort.IOBinding) -> None:
+        """Computes the embeddings of the step's tokens and binds them as inputs of the decoder."""
         binding = self._session.io_binding()
-        for name, array in compute_inputs(self._spec.inputs, rows).items():
+        for name, array in compute_inputs(self._spec.inputs, layout).items():
             self._feed.bind(binding, name, array)
         for tensor in self._spec.features:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))

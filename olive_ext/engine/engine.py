@@ -9,8 +9,10 @@ from typing import Any
 
 from olive_ext.engine.plan import Plan, make_plan
 from olive_ext.engine.scheduler import Counters, Scheduler
+from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.sequence import Answer
 from olive_ext.engine.step import Runner
+from olive_ext.engine.trunk import CELLS_PER_POSITION, FIRST_CELL
 from olive_ext.engine.types import Request, Result
 from olive_ext.errors import OliveExtError, RunError
 from olive_ext.model.types import SourceKind
@@ -22,10 +24,11 @@ WINDOW_PER_SLOT = 16
 class Engine:
     """Runs requests on one runner. Not thread-safe: one call at a time."""
 
-    def __init__(self, runner: Runner, chunk_size: int) -> None:
+    def __init__(self, runner: Runner, chunk_size: int, steps: ScoringSteps | None = None) -> None:
         self.counters = Counters()
         self._runner = runner
         self._chunk_size = chunk_size
+        self._steps = steps or ScoringSteps(runner, chunk_size, "engine.chunk_size")
         self._scheduler = self._new_scheduler()
         self._is_closed = False
 
@@ -84,32 +87,51 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
         counters = {**asdict(self.counters), "host_bytes": self.host_bytes}
-        return {"chunk_size": self._chunk_size, **self._runner.describe(), "counters": counters}
+        chunks = {"chunk_size": self._chunk_size, **self._steps.describe()}
+        return {**chunks, **self._runner.describe(), "counters": counters}
 
     def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
         """Room can only be made while nothing runs."""
-        return not self._scheduler.has_work or _positions(batch) <= self._runner.capacity
+        slots, cells = self._needed([request for _, request in batch])
+        has_room = slots <= self._runner.capacity and cells <= self._runner.trunk_capacity
+        return has_room or not self._scheduler.has_work
 
     def _admit_all(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         for key, request in items:
             _check(key, request, self.context_length)
             self._runner.check_source(request.source)
-        before = self._runner.capacity
-        self._runner.reserve(_positions(items))
-        if self._runner.capacity != before:
-            self._scheduler = self._new_scheduler()
         plan: Plan = make_plan(items, can_share=self._runner.can_split)
+        self._steps.choose(plan, is_idle=not self._scheduler.has_work)
+        self._reserve([request for _, request in items])
         self.counters.requests += len(items)
         self.counters.tokens_naive += plan.tokens_naive
         self.counters.tokens_distinct += plan.tokens_distinct
         self._scheduler.add(plan.sequences)
+
+    def _reserve(self, requests: Sequence[Request]) -> None:
+        """Makes room for `requests`; a scheduler knows one size of slots and trunk, and one form of steps."""
+        runner = self._runner
+        slots, cells = self._needed(requests)
+        runner.reserve(slots)
+        runner.reserve_trunk(cells)
+        if self._scheduler.shape != (runner.capacity, runner.trunk_capacity, self._steps.size):
+            self._scheduler = self._new_scheduler()
+
+    def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
+        """Positions of a slot, and cells of the trunk."""
+        if not self._steps.size:
+            return _positions(requests), 0
+        scored = [request for request in requests if request.generation is None]
+        cells = FIRST_CELL + _positions(scored) + self._steps.size if scored else 0
+        cells = min(cells, CELLS_PER_POSITION * self.context_length)
+        return _positions(request for request in requests if request.generation is not None), cells
 
     def _step(self) -> list[Answer]:
         step = self._scheduler.schedule()
         return self._scheduler.update(step, self._runner.run(step))
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self._runner, self._chunk_size, self.counters)
+        return Scheduler(self._runner, self._chunk_size, self.counters, self._steps.size)
 
 
 class _Guard:
@@ -127,8 +149,8 @@ class _Guard:
             self._engine.reset()
 
 
-def _positions(items: Iterable[tuple[Hashable, Request]]) -> int:
-    return max((request.num_positions for _, request in items), default=0)
+def _positions(requests: Iterable[Request]) -> int:
+    return max((request.num_positions for request in requests), default=0)
 
 
 def _check(key: Hashable, request: Request, context_length: int) -> None:

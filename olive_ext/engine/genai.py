@@ -48,6 +48,8 @@ class GenaiRunner:
     batching = Batching.SINGLE
     num_slots = 1
     source_kind = None
+    has_trunk = False
+    trunk_capacity = 0
 
     def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
         self.capacity = 0
@@ -81,6 +83,9 @@ class GenaiRunner:
         wanted = max(positions, 2 * self.capacity)
         self.capacity = min(-(-wanted // CAPACITY_STEP) * CAPACITY_STEP, self.context_length)
         self._forget()
+
+    def reserve_trunk(self, cells: int) -> None:
+        """There is none."""
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and onnxruntime-genai's reason when the device fails."""

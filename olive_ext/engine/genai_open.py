@@ -14,6 +14,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.genai import GenaiRunner, one_line
 from olive_ext.engine.genai_traits import NUM_TOKENS, Generator, Traits, find_traits
 from olive_ext.engine.runtime import input_window
+from olive_ext.engine.scoring_steps import longest_step
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
 from olive_ext.graph.load import load_graph
 from olive_ext.model.attention import rotary_rows
@@ -51,7 +52,7 @@ def open_genai_engine(
     if not allow_cpu_fallback:
         model.check_device(providers)
     slots = {"num_slots": 1, "num_slots_origin": "onnxruntime-genai runs one sequence at a time"}
-    return Engine(GenaiRunner(model, {"model": str(files.decoder), **slots, **facts}), config.chunk_size)
+    return Engine(GenaiRunner(model, {"model": str(files.decoder), **slots, **facts}), longest_step(config))
 
 
 class GenaiModel:

@@ -22,16 +22,29 @@ DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A step's rows as arrays."""
+class Layout:
+    """A step's rows as arrays. Branches of the trunk are one row to the graph."""
 
     tokens_N: Array
     lengths_B: Array
     past_B: Array
+    positions_N: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], first_cell: int | None = None) -> Layout:
+        """The layout of a step's rows; they are branches where there is a `first_cell`."""
+        tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
+        lengths = np.array([len(row.tokens) for row in rows], np.int64)
+        past = np.array([row.past for row in rows], np.int64)
+        starts = np.cumsum(lengths) - lengths
+        positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
+        if first_cell is None:
+            return cls(tokens_N, lengths, past, positions_N)
+        return cls(tokens_N, np.array([len(tokens_N)]), np.array([first_cell]), positions_N)
 
     @property
     def total_B(self) -> Array:
-        """Positions of each row after the step."""
+        """Positions, or cells, of each row after the step."""
         return self.past_B + self.lengths_B
 
     @property
@@ -39,13 +52,8 @@ class Rows:
         """Where each row's tokens begin among all, and where the last one's end; [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths_B)])
 
-    @property
-    def positions_N(self) -> Array:
-        first_N = np.repeat(self.past_B - self.starts_B1[:-1], self.lengths_B)
-        return first_N + np.arange(len(self.tokens_N))
 
-
-def _by_rank(values_N: Array, rows: Rows, tensor: TensorSpec) -> Array:
+def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
     """[N], [B, S] or [3, B, S], as the graph declares."""
     if len(tensor.shape) == 1:
         return values_N
@@ -53,24 +61,24 @@ def _by_rank(values_N: Array, rows: Rows, tensor: TensorSpec) -> Array:
     return values_BS if len(tensor.shape) == 2 else np.stack([values_BS] * 3)
 
 
-def _mask(rows: Rows, _: TensorSpec) -> Array:
+def _mask(rows: Layout, _: TensorSpec) -> Array:
     return np.arange(rows.total_B.max()) < rows.total_B[:, None]
 
 
-def _last_positions(rows: Rows, tensor: TensorSpec) -> Array:
+def _last_positions(rows: Layout, tensor: TensorSpec) -> Array:
     return (rows.total_B - 1).reshape([-1, 1] if len(tensor.shape) == 2 else [-1])
 
 
-def _total_length(rows: Rows, tensor: TensorSpec) -> Array:
+def _total_length(rows: Layout, tensor: TensorSpec) -> Array:
     return np.full([1] * len(tensor.shape), rows.total_B.max())
 
 
-def _bounds(rows: Rows, tensor: TensorSpec) -> Array:
+def _bounds(rows: Layout, tensor: TensorSpec) -> Array:
     bounds = [rows.lengths_B.max(), rows.total_B.max(), rows.total_B.max()]
     return np.array(bounds[: int(tensor.shape[0])])
 
 
-COMPUTE: Mapping[Role, Callable[[Rows, TensorSpec], Array]] = {
+COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
     Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
     Role.ATTENTION_MASK: _mask,
     Role.POSITION_IDS: lambda rows, tensor: _by_rank(rows.positions_N, rows, tensor),
@@ -87,15 +95,10 @@ COMPUTE: Mapping[Role, Callable[[Rows, TensorSpec], Array]] = {
 """What each role's input holds. A block table is not here: the KV store knows it."""
 
 
-def compute_inputs(specs: Sequence[InputSpec], rows: Sequence[Row]) -> dict[str, Array]:
+def compute_inputs(specs: Sequence[InputSpec], layout: Layout) -> dict[str, Array]:
     """Arrays by input name, in the types that the graph declares."""
-    arrays = Rows(
-        np.array([token for row in rows for token in row.tokens], np.int64),
-        np.array([len(row.tokens) for row in rows], np.int64),
-        np.array([row.past for row in rows], np.int64),
-    )
     return {
-        spec.tensor.name: np.ascontiguousarray(COMPUTE[spec.role](arrays, spec.tensor), DTYPES[spec.tensor.elem_type])
+        spec.tensor.name: np.ascontiguousarray(COMPUTE[spec.role](layout, spec.tensor), DTYPES[spec.tensor.elem_type])
         for spec in specs
         if spec.role in COMPUTE
     }

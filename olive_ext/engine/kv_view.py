@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.kv import ITEM_BYTES, Device, KvPlace, KvStore
-from olive_ext.engine.step import Batching, Copy, Row
+from olive_ext.engine.step import Batching, Copy, Move, Row
 from olive_ext.graph.rows import copy_graph
 from olive_ext.model.types import KvTensor
 
@@ -50,8 +50,17 @@ class ViewKv(KvStore):
             binding.bind_output(f"y{i}", *buffer.view(copy.target, 1))
         self._copier.run_with_iobinding(binding)
 
+    def move(self, move: Move) -> None:
+        """Moves positions of slot 0, in the host's memory."""
+        for buffer in self._buffers:
+            buffer.move(move)
+
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
-        key = (rows[0].slot, len(rows))
+        return self.bind_slots(rows[0].slot, len(rows))
+
+    def bind_slots(self, first: int, count: int) -> ort.IOBinding:
+        """A binding in which past and present of neighbouring slots are bound."""
+        key = (first, count)
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._session.io_binding()
@@ -91,6 +100,11 @@ class _Buffer:
         """Copies positions between slots in the host's memory."""
         memory = self._bytes_by_position
         memory[copy.target, : copy.length] = memory[copy.source, : copy.length]
+
+    def move(self, move: Move) -> None:
+        """Moves positions of slot 0, which may overlap, in the host's memory."""
+        memory = self._bytes_by_position[0]
+        memory[move.target : move.target + len(move.source_N)] = memory[move.source_N]
 
     def view(self, first: int, count: int) -> tuple[str, int, int, list[int], int]:
         """Arguments of IOBinding for slots `first` to `first + count`: device, type, shape, address."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import psutil
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.adapters import Adapters
+from olive_ext.engine.branch_check import check_branches
 from olive_ext.engine.device_check import choose_chunk_size
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
@@ -25,8 +26,11 @@ from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
+from olive_ext.engine.scoring_steps import ScoringSteps, longest_step
+from olive_ext.engine.kv_trunk import Bias, Trunk
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
+from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
 from olive_ext.graph.cross import cross_graph
 from olive_ext.graph.edit import drop_shape_hints
 from olive_ext.graph.full_length import with_full_length_kv
@@ -35,7 +39,7 @@ from olive_ext.graph.load import ModelProto, external_locations, load_graph, rel
 from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.encoder import read_encoder
 from olive_ext.model.spec import read_embedding, read_spec
-from olive_ext.model.types import DecoderSpec, ModelFiles, Provider, Role
+from olive_ext.model.types import DecoderSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
 
 DEFAULT_SLOTS = 8
 MEMORY_SHARE = 0.25
@@ -76,10 +80,11 @@ def open_engine(
     adapters = Adapters(config.adapters)
     proto, spec = _read(files, max_length, adapters)
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
+    proto, spec, branches = opener.branches(with_full_length_kv(proto), spec)
     session, head = opener.decoder(proto, spec)
     del proto  # inline weights would stay in memory twice
     adapters.attach(session, opener.device(session))
-    return _engine(opener, session, head, spec, adapters, batch_size, chosen)
+    return _engine(opener, session, head, spec, adapters, batch_size, chosen, branches)
 
 
 def _engine(
@@ -90,23 +95,29 @@ def _engine(
     adapters: Adapters,
     batch_size: int | None,
     chosen: Mapping[str, Any],
+    branches: BranchGraph | None,
 ) -> Engine:
     """The engine around an opened decoder."""
     config, device = opener.config, opener.device(session)
     num_slots, origin = choose_num_slots(config, batch_size, spec, device)
     kv = _kv_form(spec, device)(KvPlace(session, spec, num_slots, device, opener.helper))
     slots = {"num_slots": num_slots, "num_slots_origin": origin}
-    chunk_size, notes = choose_chunk_size(config.chunk_size, device, spec, opener.helper)
+    chunk_size, notes = choose_chunk_size(longest_step(config), device, spec, opener.helper)
     if notes and spec.cross:
         raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
     facts = {"model": str(opener.files.decoder), **chosen, **slots, "notes": notes, **adapters.describe()}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
-    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder, adapters)
+    trunk = Trunk(ViewKv(KvPlace(session, spec, 1, device, opener.helper)), Bias(branches.biases)) if branches else None
+    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder, adapters, trunk)
     if isinstance(kv, ReturnedKv) and encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
-    return Engine(runner, chunk_size)
+    if trunk is not None and (problem := check_branches(runner, spec.vocab_size)):
+        trunk.is_used = False
+        notes.append(f"texts are scored one after the other: {problem}")
+    pinned = chunk_size if config.scoring == "branches" or config.chunk_size != "auto" else None
+    return Engine(runner, chunk_size, ScoringSteps(runner, pinned))
 
 
 def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tuple[ModelProto, DecoderSpec]:
@@ -154,8 +165,32 @@ class _Opener:
     allow_cpu_fallback: bool
     profile_prefix: Path | None
 
+    def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
+        """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
+        the provider has no use for them."""
+        kind = self.providers[0].device
+        wanted = self.config.scoring == "branches" or (self.config.scoring == "auto" and kind == "cpu")
+        if (
+            not wanted
+            or not spec.is_kv_in_place
+            or spec.states
+            or spec.is_paged
+            or not spec.is_splittable
+            or spec.cross
+        ):
+            return proto, spec, None
+        has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
+        try:
+            graph = with_branches(proto, [tensor.past for tensor in spec.kv], has_positions)
+        except NoBranches as error:
+            note = f"a step scores one sequence: {error}"
+            return proto, replace(spec, notes=(*spec.notes, note)), None
+        if graph.positions is not None:
+            positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
+            spec = replace(spec, inputs=(*spec.inputs, positions))
+        return graph.model, spec, graph
+
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
-        proto = with_full_length_kv(proto)
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         if self.config.graph == "untouched":

@@ -56,8 +56,9 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
         answer = Answer(key, request.num_targets, request.generation)
         if len(tokens) > shared or request.generation:
             sequence = _sequence(tokens, request, answer)
+            sequence.num_shared = min(shared, len(tokens) - 1)
             sequences.append(sequence)
-            _place_fork(min(shared, len(tokens) - 1), owners)
+            _place_fork(sequence.num_shared, owners)
             if len(tokens) > shared:
                 owners.append((len(tokens), sequence))
         _place_reads(request, answer, owners)

@@ -12,9 +12,10 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head
-from olive_ext.engine.inputs import compute_inputs
+from olive_ext.engine.inputs import Layout, compute_inputs
 from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.kv_trunk import Trunk
 from olive_ext.engine.types import Source, refuse_source
 from olive_ext.errors import RunError
 from olive_ext.model.types import DecoderSpec, SourceKind
@@ -37,8 +38,10 @@ class OrtRunner:
         embedding: Embedding | None = None,
         encoder: Encoder | None = None,
         adapters: Adapters | None = None,
+        trunk: Trunk | None = None,
     ) -> None:
         self._adapters = adapters
+        self._trunk = trunk
         self._embedding = embedding
         self._encoder = encoder
         self._feed = Feed(session, device)
@@ -70,6 +73,14 @@ class OrtRunner:
         return self._kv.capacity
 
     @property
+    def has_trunk(self) -> bool:
+        return self._trunk is not None and self._trunk.is_used
+
+    @property
+    def trunk_capacity(self) -> int:
+        return self._trunk.kv.capacity if self._trunk is not None else 0
+
+    @property
     def context_length(self) -> int:
         return self._spec.context_length
 
@@ -96,15 +107,21 @@ class OrtRunner:
         if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
             self._kv.reserve(fixed)
             return
-        wanted = max(positions, 2 * self.capacity)
-        rounded = -(-wanted // CAPACITY_STEP) * CAPACITY_STEP
-        self._kv.reserve(min(rounded, self.context_length))
+        self._kv.reserve(min(_grown(self.capacity, positions), self.context_length))
+
+    def reserve_trunk(self, cells: int) -> None:
+        """Grows the trunk to `cells` (rounded up), at least doubling; never shrinks it."""
+        if self._trunk is not None and cells > self._trunk.kv.capacity:
+            self._trunk.kv.reserve(_grown(self._trunk.kv.capacity, cells))
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
             for copy in step.copies:
                 self._kv.copy(copy)
+            for move in step.moves:
+                assert self._trunk is not None
+                self._trunk.kv.move(move)
             return self._run(step)
         except Exception as error:
             if isinstance(error, RunError) or not is_ort_error(error):
@@ -126,15 +143,23 @@ class OrtRunner:
 
     def close(self) -> None:
         self._kv.close()
+        if self._trunk is not None:
+            self._trunk.kv.close()
         if self._encoder is not None:
             self._encoder.close()
 
     def _run(self, step: Step) -> StepOutput:
-        binding = self._kv.bind(step.rows)
-        for name, array in compute_inputs(self._spec.inputs, step.rows).items():
+        layout = Layout.of(step.rows, step.first_cell)
+        if step.first_cell is not None and self._trunk is not None:
+            binding = self._trunk.bind(step)
+        else:
+            binding = self._kv.bind(step.rows)
+        for name, array in compute_inputs(self._spec.inputs, layout).items():
             self._feed.bind(binding, name, array)
+        if self._trunk is not None:
+            self._trunk.bias.bind(binding, self._feed, step)
         if self._embedding is not None:
-            self._embedding.bind(step.rows, binding)
+            self._embedding.bind(layout, binding)
         if self._encoder is not None:
             self._encoder.bind(step.rows[0].source, binding)
         if self._adapters is not None:
@@ -145,6 +170,11 @@ class OrtRunner:
         num_caches = len(self._spec.caches)
         self._kv.collect(step.rows, outputs[:num_caches])
         return self._head.read(outputs[num_caches:], step)
+
+
+def _grown(capacity: int, wanted: int) -> int:
+    """At least `wanted`, at least the double of what there is, in whole steps."""
+    return -(-max(wanted, 2 * capacity) // CAPACITY_STEP) * CAPACITY_STEP
 
 
 def is_ort_error(error: Exception) -> bool:

@@ -1,15 +1,17 @@
 """Decides what the next step computes and takes in what it found. The only writer of sequences and slots.
 
-A step is one row with several tokens, or several rows with one token each (GroupQueryAttention refuses several tokens
-behind a past in a batch). An input is computed to its end before the next sequence is admitted; decoding rows wait.
+A step is many branches of the trunk, where the runner has one and there is something to score; or one row with several
+tokens, or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In
+slots an input is computed to its end before the next sequence is admitted; decoding rows wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from olive_ext.engine.branches import Branches
 from olive_ext.engine.plan import source_key
 from olive_ext.engine.sampling import draw
 from olive_ext.engine.sequence import Answer, Sequence
@@ -34,12 +36,14 @@ class Counters:
     prefix_hits: int = 0
     tokens_reused: int = 0
     copies: int = 0
+    moves: int = 0
 
 
 class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
-    def __init__(self, runner: Runner, chunk_size: int, counters: Counters) -> None:
+    def __init__(self, runner: Runner, chunk_size: int, counters: Counters, branch_tokens: int = 0) -> None:
+        """`branch_tokens`: tokens of a step of branches; 0 computes scored sequences in slots, too."""
         self.slots = Slots(runner.num_slots, runner.capacity, runner.can_cut)
         self._chunk_size = chunk_size
         self._batching = runner.batching
@@ -48,26 +52,37 @@ class Scheduler:
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
+        self._branch_tokens = branch_tokens
+        self._branches = Branches(runner.trunk_capacity) if branch_tokens else None
+        self.shape = runner.capacity, runner.trunk_capacity, branch_tokens
+        self._stepping: tuple[Sequence | None, ...] = ()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self.num_waiting or self._running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + (self._branches.num_waiting if self._branches else 0)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        self._waiting.extend(sequences)
+        """Takes sequences in sorted order."""
+        for sequence in sequences:
+            if self._branches is not None and sequence.generation is None:
+                self._branches.add([sequence])
+            else:
+                self._waiting.append(sequence)
 
     def schedule(self) -> Step:
         """The next step; there is work left."""
+        if self._branches is not None and self._branches.num_waiting:
+            return self._schedule_branches(self._branches)
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
         if self._batching is not Batching.PACKED and (prefill or self._batching is Batching.SINGLE):
-            return self._step([prefill or ready[0]], copies)
-        return self._step(ready, copies)
+            return self._slots_step([prefill or ready[0]], copies)
+        return self._slots_step(ready, copies)
 
     def update(self, step: Step, output: StepOutput) -> list[Answer]:
         """Takes in what `step` found; returns the answers that are now complete."""
@@ -76,13 +91,12 @@ class Scheduler:
         targets = iter(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
-        for row in step.rows:
-            sequence = self._running.get(row.slot)
+        for row, sequence in zip(step.rows, self._stepping, strict=True):
             if sequence is None:
                 self._counters.idle_rows += 1
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            for position in _wanted(sequence, len(row.tokens)):
+            for position in _wanted(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads.get(position, ()):
                     (_, token), logprob = next(targets)
@@ -92,9 +106,18 @@ class Scheduler:
                 if sequence.wants_next(position):
                     self._append(sequence, best if sequence.rng is None else _draw(sequence, next(samples)))
             sequence.computed += len(row.tokens)
-            self.slots.extend(row.slot, row.tokens, row.is_fork)
-            self._retire(sequence, completed)
+            if row.cells_P is None:
+                self.slots.extend(row.slot, row.tokens, row.is_fork)
+                self._retire(sequence, completed)
         return completed
+
+    def _schedule_branches(self, branches: Branches) -> Step:
+        planned = branches.plan(self._branch_tokens)
+        self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
+        self._counters.tokens_reused += sum(planned.shared)
+        self._counters.moves += len(planned.moves)
+        step = self._step(planned.rows)
+        return replace(step, moves=planned.moves, first_cell=planned.first_cell)
 
     def _admit(self) -> tuple[Copy, ...]:
         if not self._waiting or not self.slots.has_free:
@@ -112,23 +135,28 @@ class Scheduler:
         self._counters.copies += taken.copy is not None
         return (taken.copy,) if taken.copy else ()
 
-    def _step(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> Step:
-        rows = {sequence.slot: self._row(sequence) for sequence in sequences}
-        slots = self._span(sorted(rows))
+    def _slots_step(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> Step:
+        """One row for each of `sequences`, and idle ones where the runner needs them."""
+        rows = {sequence.slot: (sequence, self._row(sequence)) for sequence in sequences}
+        filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in self._span(sorted(rows))]
+        return replace(self._step(filled), copies=copies)
+
+    def _step(self, rows: Iterable[tuple[Sequence | None, Row]]) -> Step:
+        """The step of these rows, with all that is wanted of them."""
         heads: list[HeadRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
-        for place, slot in enumerate(slots):
-            if slot not in rows:
+        rows = tuple(rows)
+        for place, (sequence, row) in enumerate(rows):
+            if sequence is None:
                 continue
-            sequence = self._running[slot]
-            for position in _wanted(sequence, len(rows[slot].tokens)):
+            for position in _wanted(sequence, row):
                 targets.extend((len(heads), read.token) for read in sequence.reads.get(position, ()))
                 if sequence.rng is not None and sequence.wants_next(position):
                     samples.append(len(heads))
-                heads.append(HeadRow(place, position - sequence.computed))
-        filled = tuple(rows.get(slot) or Row(slot, self.slots.length(slot), (IDLE_TOKEN,)) for slot in slots)
-        return Step(filled, tuple(heads), tuple(targets), tuple(samples), copies)
+                heads.append(HeadRow(place, position - row.past))
+        self._stepping = tuple(sequence for sequence, _ in rows)
+        return Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
@@ -137,6 +165,9 @@ class Scheduler:
         if self._batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
+
+    def _idle_row(self, slot: int) -> Row:
+        return Row(slot, self.slots.length(slot), (IDLE_TOKEN,))
 
     def _row(self, sequence: Sequence) -> Row:
         start = sequence.computed
@@ -172,9 +203,9 @@ class Scheduler:
             completed.append(sequence.answer)
 
 
-def _wanted(sequence: Sequence, num_tokens: int) -> Iterator[int]:
-    """Positions among the next `num_tokens` whose distribution is read, in order."""
-    for position in range(sequence.computed, sequence.computed + num_tokens):
+def _wanted(sequence: Sequence, row: Row) -> Iterator[int]:
+    """Positions of the row's tokens whose distribution is read, in order."""
+    for position in range(row.past, row.past + len(row.tokens)):
         if position in sequence.reads or sequence.wants_next(position):
             yield position
 

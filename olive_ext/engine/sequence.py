@@ -69,6 +69,9 @@ class Sequence:
     answer: Answer | None = None
     rng: np.random.Generator | None = None
     source: Source | None = None
+    num_shared: int = 0
+    """Tokens that a sequence before it computes, too: what a plan expects to be resident."""
+
     slot: int = -1
     computed: int = 0
 

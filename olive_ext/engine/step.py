@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.types import Source
+from olive_ext.engine.types import Notes, Source
 from olive_ext.model.types import SourceKind
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+CellArray = npt.NDArray[np.int32]
 
 
 class Batching(str, Enum):
@@ -45,6 +46,18 @@ class Copy:
     length: int
 
 
+TRUNK = -1
+"""The slot whose steps hold branches."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """The trunk's cells `source_N` are copied to cells `target` and following before the rows run."""
+
+    source_N: CellArray
+    target: int
+
+
 @dataclass(frozen=True)
 class Row:
     """`tokens` are fed behind the `past` positions resident in `slot`."""
@@ -58,6 +71,9 @@ class Row:
     source: Source | None = None
     """What the encoder of an encoder-decoder has been given; the same for all that is resident in the slot."""
 
+    cells_P: CellArray | None = None
+    """Of a branch: where in the trunk each of the `past` positions lies. None where position and cell are one."""
+
 
 @dataclass(frozen=True)
 class HeadRow:
@@ -65,18 +81,23 @@ class HeadRow:
 
     row: int
     offset: int
+    record: int = -1
+    """Number of the reference's record of that distribution, where there are records."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: `rows` (of one length unless packed), the `heads` to read, `targets` (head, token id) and
-    `samples` (head)."""
+    """One forward pass: `rows` (of one length unless packed or branches), the `heads` to read, `targets` (head, token
+    id) and `samples` (head)."""
 
     rows: tuple[Row, ...]
     heads: tuple[HeadRow, ...] = ()
     targets: tuple[tuple[int, int], ...] = ()
     samples: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
+    moves: tuple[Move, ...] = ()
+    first_cell: int | None = None
+    """Of branches: the cell that the first row's first token goes into; the others follow. None for other steps."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,12 @@ class StepOutput:
     target_logprobs: FloatArray
     greedy_ids: IntArray
     sample_logits_KV: FloatArray
+    logits_RV: Any = None
+    """The head rows' logits in fp32, where the runner exposes them: an OrtValue on its device, or a numpy array. One
+    row, which means nothing, where there are no head rows."""
+
+    notes_T: Notes | None = None
+    """What the runner notes of each target beside its score."""
 
 
 class Runner(Protocol):
@@ -109,6 +136,16 @@ class Runner(Protocol):
     def num_slots(self) -> int: ...
 
     @property
+    def has_trunk(self) -> bool:
+        """Whether a step may hold branches."""
+        ...
+
+    @property
+    def trunk_capacity(self) -> int:
+        """Cells of the trunk."""
+        ...
+
+    @property
     def capacity(self) -> int: ...
 
     @property
@@ -130,6 +167,10 @@ class Runner(Protocol):
 
     def reserve(self, positions: int) -> None:
         """Makes every slot hold `positions`; what is resident is lost when that changes `capacity`."""
+        ...
+
+    def reserve_trunk(self, cells: int) -> None:
+        """Makes the trunk hold `cells`; what is resident is lost when that changes `trunk_capacity`."""
         ...
 
     def run(self, step: Step) -> StepOutput: ...

@@ -83,6 +83,8 @@ class Request:
     num_targets: int = 0
     generation: Generation | None = None
     source: Source | None = None
+    records: tuple[int, ...] = ()
+    """Of each target: the number of the reference's record of the distribution that it is scored with."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_targets < max(1, len(self.tokens)):

@@ -39,7 +39,11 @@ class FakeRunner:
         *,
         can_cut: bool = True,
         can_split: bool = True,
+        has_trunk: bool = False,
     ) -> None:
+        self.has_trunk = has_trunk
+        self.trunk_capacity = 0
+        self._cells: list[tuple[int, int]] = []
         self.can_cut = can_cut
         self.can_split = can_split
         self.source_kind = None
@@ -62,6 +66,11 @@ class FakeRunner:
             self._forks = [{0} for _ in range(self.num_slots)]
             self._ends = [0] * self.num_slots
 
+    def reserve_trunk(self, cells: int) -> None:
+        if cells > self.trunk_capacity:
+            self.trunk_capacity = cells
+            self._cells = [(GARBAGE, GARBAGE)] * cells
+
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
 
@@ -73,18 +82,44 @@ class FakeRunner:
                 memory[copy.target][: copy.length] = memory[copy.source][: copy.length]
             self._check_resumable(copy.source, copy.length)
             self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
+        if step.first_cell is not None:
+            return self._answer(step, self._run_branches(step, step.first_cell))
         for row in step.rows:
             assert row.past + len(row.tokens) <= self.capacity
             self._advance(row)
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
             self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
-        prefixes, sources = [], []
         for head in step.heads:
             row = step.rows[head.row]
-            prefixes.append(self._kv[row.slot][: row.past + head.offset + 1])
             assert set(self._behind[row.slot][: row.past + head.offset + 1]) == {row.source}
-            sources.append(row.source)
-        of = list(zip(prefixes, sources, strict=True))
+        return self._answer(step, [self._kv[row.slot] for row in step.rows])
+
+    def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
+        """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
+        assert self.has_trunk
+        assert first_cell >= 1  # cell 0 is never seen
+        for move in step.moves:
+            self._cells[move.target : move.target + len(move.source_N)] = [self._cells[c] for c in move.source_N]
+        cell = first_cell
+        seen = []
+        for row in step.rows:
+            assert row.cells_P is not None
+            assert len(row.cells_P) == row.past
+            assert all(1 <= past < cell for past in row.cells_P)
+            new = range(cell, cell + len(row.tokens))
+            for position, (place, token) in enumerate(zip(new, row.tokens, strict=True), start=row.past):
+                self._cells[place] = (token, position)
+            cell += len(row.tokens)
+            cells = [self._cells[place] for place in (*row.cells_P, *new)]
+            assert [position for _, position in cells] == list(range(len(cells)))
+            seen.append([token for token, _ in cells])
+        assert cell <= self.trunk_capacity
+        return seen
+
+    def _answer(self, step: Step, seen: Sequence[Sequence[int]]) -> StepOutput:
+        """What the head reads, of the tokens that each row sees."""
+        prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.heads]
+        of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.heads, strict=True)]
         assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([logprobs_of(*of[head])[token] for head, token in step.targets], np.float32),
@@ -113,6 +148,8 @@ class FakeRunner:
         lengths = {len(row.tokens) for row in step.rows}
         slots = [row.slot for row in step.rows]
         assert 0 not in lengths
+        if step.first_cell is not None:
+            return
         assert self.batching is Batching.PACKED or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
         if self.batching is Batching.SINGLE:

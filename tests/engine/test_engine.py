@@ -21,9 +21,9 @@ STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size
 
 
 @st.composite
-def _requests(draw: st.DrawFn) -> list[Request]:
+def _requests(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Request]:
     stems = draw(STEMS)
-    sources = SOURCES[: draw(st.integers(1, len(SOURCES)))]
+    sources = SOURCES[: draw(st.integers(1, max_sources))]
     requests = []
     for _ in range(draw(st.integers(0, 12))):
         tokens = tuple(draw(st.sampled_from(stems)) + draw(st.lists(TOKENS, max_size=8)))
@@ -64,6 +64,25 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
             _assert_equal(found, oracle(request))
 
 
+@settings(max_examples=1500, deadline=None)
+@given(
+    calls=st.lists(_requests(max_sources=1), min_size=1, max_size=3),
+    num_slots=st.integers(1, 4),
+    chunk_size=st.integers(1, 40),
+)
+def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
+    runner = FakeRunner(num_slots, Batching.RANGE, has_trunk=True)
+    engine = Engine(runner, chunk_size)
+    for requests in calls:
+        before = len(runner.steps)
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            _assert_equal(found, oracle(request))
+        branched = [step for step in runner.steps[before:] if step.first_cell is not None]
+        sizes = [sum(len(row.tokens) for row in step.rows) for step in branched]
+        assert all(size == chunk_size for size in sizes[:-1])
+    assert engine.counters.tokens_reused == 0 or engine.counters.prefix_hits > 0
+
+
 @settings(max_examples=300, deadline=None)
 @given(calls=st.lists(_requests(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40))
 def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
@@ -94,14 +113,14 @@ def test_run_continuous_equals_oracle_under_the_callers_keys(
 
 
 @settings(max_examples=500, deadline=None)
-@given(requests=_requests(), chunk_size=st.integers(1, 40), num_slots=st.integers(1, 8))
-def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, num_slots: int) -> None:
+@given(requests=_requests(max_sources=1), chunk_size=st.integers(1, 40), has_trunk=st.booleans())
+def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, has_trunk: bool) -> None:
     scored = [
         Request(request.tokens, request.num_targets, source=request.source)
         for request in requests
         if request.num_targets
     ]
-    engine = Engine(FakeRunner(num_slots, Batching.RANGE), chunk_size)
+    engine = Engine(FakeRunner(3, Batching.RANGE, has_trunk=has_trunk), chunk_size)
     engine.run(scored)
     inputs = {(request.source, request.tokens[:end]) for request in scored for end in range(1, len(request.tokens))}
     assert engine.counters.tokens_distinct == len(inputs)

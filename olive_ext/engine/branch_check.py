@@ -1,0 +1,60 @@
+"""Tries whether a device computes branches rightly: a small tree is scored as branches, and one row after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from olive_ext.engine.step import TRUNK, CellArray, FloatArray, HeadRow, Row, Runner, Step
+from olive_ext.engine.trunk import FIRST_CELL
+from olive_ext.errors import RunError
+
+STEM, SUFFIX = 5, 4
+"""Tokens of the tree's stem, and of each of its two branches."""
+
+TARGETS = (0, 1, 2, 3)
+"""Tokens whose log-probabilities are compared, behind each branch."""
+
+TOLERANCE = 0.02
+"""Difference that passes, as a part of what the other branch makes for a difference: rounding is far below, a token
+that sees a wrong cell is far above."""
+
+
+def check_branches(runner: Runner, vocab_size: int) -> str | None:
+    """Why branches must not be used on this model and device; None where they are right."""
+    rng = np.random.default_rng(0)
+    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
+    runner.reserve(STEM + SUFFIX)
+    runner.reserve_trunk(FIRST_CELL + STEM + 2 * SUFFIX)
+    try:
+        expected = [_alone(runner, stem + suffix) for suffix in (left, right)]
+        found = _as_branches(runner, stem, left, right)
+    except RunError as error:
+        return f"a step of branches fails: {error}"
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))
+    spread = float(np.abs(expected[0] - expected[1]).max())
+    if difference <= TOLERANCE * spread:
+        return None
+    return f"branches score {difference:.2g} nats off, where another context makes {spread:.2g}"
+
+
+def _alone(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:
+    return _score(runner, Step((Row(0, 0, tokens),), (HeadRow(0, len(tokens) - 1),)))
+
+
+def _as_branches(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
+    """The stem with one branch in a first step, then a branch behind the stem beside one that goes on."""
+    left, right = suffixes
+    stem_cells = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
+    first = FIRST_CELL + STEM + 2
+    runner.run(Step((Row(TRUNK, 0, stem + left[:2], cells_P=stem_cells[:0]),), first_cell=FIRST_CELL))
+    begun: CellArray = np.arange(FIRST_CELL, first, dtype=np.int32)
+    rows = (Row(TRUNK, STEM, right, cells_P=stem_cells), Row(TRUNK, STEM + 2, left[2:], cells_P=begun))
+    heads = (HeadRow(1, SUFFIX - 3), HeadRow(0, SUFFIX - 1))
+    step = Step(rows, heads, first_cell=first)
+    both = _score(runner, step)
+    return [both[: len(TARGETS)], both[len(TARGETS) :]]
+
+
+def _score(runner: Runner, step: Step) -> FloatArray:
+    targets = tuple((head, token) for head in range(len(step.heads)) for token in TARGETS)
+    return runner.run(Step(step.rows, step.heads, targets, first_cell=step.first_cell)).target_logprobs

@@ -1,0 +1,97 @@
+"""Branches score what one sequence a step scores, up to the end of the context; a device that does them wrongly is
+noticed when the model is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+import olive_ext
+from olive_ext.config import EngineConfig
+from olive_ext.engine.branch_check import check_branches
+from olive_ext.engine.cost import MIN_TOKENS
+from olive_ext.engine.open import open_engine
+from olive_ext.engine.runner import OrtRunner
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import RunError
+from olive_ext.model import locate, resolve_providers
+from olive_ext.session import Session
+from olive_ext.text.requests import ScoringRequest
+from tests.exports import CONTEXT, VOCAB, genai_export
+
+pytestmark = pytest.mark.slow
+
+
+def _open(**engine: object) -> Session:
+    return olive_ext.open(genai_export("llama", None), engine=engine)
+
+
+def _requests(seed: int = 3) -> list[ScoringRequest]:
+    """Questions with several endings behind shared examples; some texts fill the context to its last position."""
+    rng = random.Random(seed)
+    words = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
+    requests = []
+    for examples in (words(200), words(30), words(CONTEXT - 40), []):
+        for _ in range(8):
+            question = examples + words(rng.randint(5, 30))
+            room = CONTEXT + 1 - len(question)
+            requests += [ScoringRequest(question, words(min(room, count))) for count in (1, 1, 6, 300)]
+    return requests
+
+
+def _scores(session: Session) -> np.ndarray:
+    return np.array([score for output in session.loglikelihood(_requests()) for score in output.token_logprobs])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 64, 256, 512])
+def test_branches_score_what_rows_score(chunk_size: int) -> None:
+    with _open(scoring="rows") as rows, _open(scoring="branches", chunk_size=chunk_size) as branches:
+        np.testing.assert_allclose(_scores(branches), _scores(rows), atol=2e-5)
+        assert (rows.describe_execution()["scoring"], branches.describe_execution()["scoring"]) == ("rows", "branches")
+        assert branches.counters.tokens_fed == branches.counters.tokens_distinct
+        assert branches.counters.steps <= -(-branches.counters.tokens_fed // chunk_size)
+
+
+def test_the_form_is_measured_once_there_is_enough_work_and_says_so() -> None:
+    rng = random.Random(0)
+    texts = [[rng.randrange(4, VOCAB) for _ in range(101)] for _ in range(MIN_TOKENS // 100 + 1)]
+    with _open() as session:
+        session.loglikelihood([(text[:-1], text[-1:]) for text in texts[:3]])
+        assert "not measured" in session.describe_execution()["scoring_reason"]
+        session.loglikelihood([(text[:-1], text[-1:]) for text in texts])
+        facts = session.describe_execution()
+        assert facts["scoring_reason"].startswith("measured")
+        assert set(facts["step_cost"]) == {"fixed_s", "per_token_s", "per_pair_s"}
+
+
+class _Wrong:
+    """A runner whose branches see what lies in other cells than they are told."""
+
+    def __init__(self, runner: OrtRunner, is_failing: bool) -> None:
+        self._runner = runner
+        self._is_failing = is_failing
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def run(self, step: Step) -> StepOutput:
+        if step.first_cell is None or len(step.rows) == 1:
+            return self._runner.run(step)
+        if self._is_failing:
+            raise RunError("planted")
+        rows = tuple(dataclasses.replace(row, cells_P=(row.cells_P + 1) % step.first_cell) for row in step.rows)
+        return self._runner.run(dataclasses.replace(step, rows=rows))
+
+
+def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
+    path = genai_export("llama", None)
+    engine = open_engine(locate(path), resolve_providers("cpu"), EngineConfig())
+    runner = engine._runner
+    assert isinstance(runner, OrtRunner)
+    assert check_branches(runner, VOCAB) is None
+    assert "nats off" in (check_branches(_Wrong(runner, is_failing=False), VOCAB) or "")
+    assert "planted" in (check_branches(_Wrong(runner, is_failing=True), VOCAB) or "")
+    engine.close()

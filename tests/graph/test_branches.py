@@ -1,0 +1,144 @@
+"""A graph with inputs for branches attends as before where nothing is hidden, and as told where something is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
+
+HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
+FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
+
+
+def _model(window: int = -1, **changes: Any) -> onnx.ModelProto:
+    """One GroupQueryAttention over packed queries, keys and values."""
+    width = (HEADS + 2 * KV_HEADS) * SIZE
+    value = helper.make_tensor_value_info
+    cache = ["B", KV_HEADS, "P", SIZE]
+    inputs = [value("qkv", FLOAT, ["B", "S", width]), value("pk", FLOAT, cache), value("pv", FLOAT, cache)]
+    inputs += [value("last", INT32, ["B"]), value("total", INT32, [])]
+    outputs = [value("out", FLOAT, ["B", "S", HEADS * SIZE]), value("k", FLOAT, None), value("v", FLOAT, None)]
+    angles = np.arange(CONTEXT)[:, None] / 100 ** (np.arange(0, SIZE, 2) / SIZE)
+    tables = [numpy_helper.from_array(f(angles).astype(np.float32), f.__name__) for f in (np.cos, np.sin)]
+    names = ["qkv", "", "", "pk", "pv", "last", "total", "cos", "sin", *changes.pop("more", [])]
+    node = helper.make_node(
+        changes.pop("op", "GroupQueryAttention"),
+        names,
+        ["out", "k", "v"],
+        domain="com.microsoft",
+        num_heads=HEADS,
+        kv_num_heads=KV_HEADS,
+        do_rotary=1,
+        local_window_size=window,
+        **changes,
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "attention", inputs, outputs, tables)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def _run(model: onnx.ModelProto, more: Mapping[str, Any], tokens: int, past: int) -> np.ndarray:
+    """The attention's output for `tokens` behind `past`; what lies in the cache depends on the cell only."""
+    rng = np.random.default_rng(5)
+    cache = rng.standard_normal((2, 1, KV_HEADS, CONTEXT, SIZE)).astype(np.float32)
+    rows = np.random.default_rng(7).standard_normal((1, CONTEXT, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
+    feeds = {
+        "qkv": rows[:, past : past + tokens],
+        "pk": cache[0][:, :, :past],
+        "pv": cache[1][:, :, :past],
+        "last": np.array([past + tokens - 1], np.int32),
+        "total": np.array(past + tokens, np.int32),
+        **more,
+    }
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["out"], feeds)[0])
+
+
+def _told(graph: BranchGraph, positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
+    bias = np.where(visible_ST, 0, -1e30).astype(np.float32)[None, None]
+    assert graph.positions is not None
+    return {graph.positions: positions[None], **{found.name: bias for found in graph.biases}}
+
+
+@pytest.mark.parametrize(("tokens", "past"), [(1, 9), (6, 9), (12, 0)])
+@pytest.mark.parametrize("window", [-1, 4])
+def test_told_what_it_would_see_anyway_it_attends_as_before(tokens: int, past: int, window: int) -> None:
+    model = _model(window)
+    graph = with_branches(model, ["pk", "pv"], has_positions=False)
+    positions = np.arange(past, past + tokens)
+    visible = np.ones((tokens, past + tokens), bool)
+    if window > 0:
+        assert graph.biases[0].window == window
+        visible = positions[:, None] - np.arange(past + tokens) < window
+    found = _run(graph.model, _told(graph, positions, visible), tokens, past)
+    np.testing.assert_allclose(found, _run(model, {}, tokens, past), atol=2e-6)
+
+
+def test_a_hidden_cell_is_as_if_it_were_not_there() -> None:
+    """The cache's last three cells are hidden, and positions go on before them."""
+    model = _model()
+    graph = with_branches(model, ["pk", "pv"], has_positions=False)
+    tokens, past, hidden = 4, 9, 3
+    visible = np.ones((tokens, past + tokens), bool)
+    visible[:, past - hidden : past] = False
+    told = _told(graph, np.arange(tokens) + past - hidden, visible)
+    rows = np.random.default_rng(7).standard_normal((1, CONTEXT, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
+    same_tokens = {"qkv": rows[:, past : past + tokens]}
+    expected = _run(model, same_tokens, tokens, past - hidden)
+    np.testing.assert_allclose(_run(graph.model, told, tokens, past), expected, atol=2e-6)
+
+
+def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
+    graph = with_branches(_model(), ["pk", "pv"], has_positions=False)
+    past, tokens = CONTEXT - 2, 6
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
+    told = _told(graph, np.arange(tokens), np.ones((tokens, past + tokens), bool))
+    assert np.isfinite(_run(graph.model, {**told, "qkv": rows}, tokens, past)).all()
+
+
+def test_layers_with_one_window_share_a_bias() -> None:
+    model = _model(window=4)
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    node = model.graph.node.add()
+    node.CopyFrom(other.graph.node[0])
+    node.input[3:5] = ["pk2", "pv2"]
+    node.output[:] = ["out2", "k2", "v2"]
+    for name in ("pk2", "pv2"):
+        model.graph.input.append(helper.make_tensor_value_info(name, FLOAT, ["B", KV_HEADS, "P", SIZE]))
+    graph = with_branches(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
+    assert [found.window for found in graph.biases] == [4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"op": "MultiHeadAttention"}, "MultiHeadAttention"),
+        ({"more": ["", "bias"]}, "has a bias already"),
+        ({"do_rotary": 0}, "counts positions by itself"),
+    ],
+)
+def test_what_cannot_be_told_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    model = _model()
+    if changes.get("do_rotary") == 0:
+        entry = next(entry for entry in model.graph.node[0].attribute if entry.name == "do_rotary")
+        entry.i = 0
+    else:
+        model = _model(**changes)
+    with pytest.raises(NoBranches, match=reason):
+        with_branches(model, ["pk", "pv"], has_positions=False)
+
+
+def test_a_rotary_table_that_the_graph_computes_is_refused() -> None:
+    model = _model()
+    del model.graph.initializer[0]
+    with pytest.raises(NoBranches, match="'cos' is computed"):
+        with_branches(model, ["pk", "pv"], has_positions=False)
