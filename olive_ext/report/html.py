@@ -19,7 +19,7 @@ from olive_ext.report.html_differences import (
     task_title,
 )
 from olive_ext.report.html_flips import flip_data
-from olive_ext.report.html_scores import cost_rows, score_rows
+from olive_ext.report.html_scores import cost_rows, measured, score_rows
 from olive_ext.report.html_setup import setup_tables, task_rows
 from olive_ext.report.html_verdict import leads
 from olive_ext.report.page import Page, page_of
@@ -71,7 +71,8 @@ def _context(page: Page) -> dict[str, Any]:
         "divergences": divergence_rows(page.contrasts),
         "pictures": _pictures(page),
         "flips": flip_data(page.contrasts),
-        "costs": cost_rows(page.columns),
+        "cost_names": [column.name for column in measured(page.columns)],
+        "costs": cost_rows(measured(page.columns)),
         "tasks": task_rows(page.columns),
         "setup": setup_tables(page.columns),
         "commands": [

@@ -144,6 +144,11 @@ _COST: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
+def measured(columns: Sequence[Column]) -> list[Column]:
+    """Those of which any cost is known."""
+    return [column for column in columns if cost_rows([column])]
+
+
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
     """Name and one cell per model, for what is known of at least one of them."""
     known = [_costs(column) for column in columns]

@@ -1,0 +1,180 @@
+"""The page in a real browser: opened, searched, turned, on a phone, dark, on paper; nothing on the console."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from olive_ext.report import to_html
+from tests.report.chromium import NAMES, Chromium, find_chromium
+from tests.report.synthetic import HOSTILE, comparison, report
+
+PATH = find_chromium()
+REASON = f"no Chromium: none of {', '.join(NAMES)} is on PATH, and CHROMIUM does not name one"
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(PATH is None, reason=REASON)]
+
+READY = "document.querySelectorAll('.flip').length > 0"
+COUNT = "document.getElementById('flip-count').textContent"
+MANY = 50_000
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The page of 400 documents a task, and the one of as many flips as there can be among 50,000 samples."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {}
+    for name, found in ((400, comparison(400)), (MANY, comparison(12_500, num_flips=MANY))):
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(to_html(report(found=found)), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def browser() -> Iterator[Chromium]:
+    assert PATH is not None
+    with Chromium(PATH) as opened:
+        opened.show(1200, 900)
+        yield opened
+        assert opened.problems == []
+
+
+def search(browser: Chromium, text: str) -> float:
+    """Types into the search field; returns the seconds until the number of matches stands there."""
+    begin = time.monotonic()
+    browser.run(
+        f"(() => {{ const field = document.getElementById('flip-search'); field.value = {text!r};"
+        "field.dispatchEvent(new Event('input')); })()"
+    )
+    browser.wait(f"document.getElementById('flip-list').dataset.query === {text.lower()!r}")
+    return time.monotonic() - begin
+
+
+def choose(browser: Chromium, name: str, value: str) -> None:
+    browser.run(
+        f"(() => {{ const list = document.getElementById('{name}'); list.value = {value!r};"
+        "list.dispatchEvent(new Event('change')); })()"
+    )
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(400, 3), (MANY, 8)])
+def test_page_is_ready_soon_and_search_finds_a_document(
+    size: int, seconds: float, pages: dict[int, Path], browser: Chromium
+) -> None:
+    assert browser.open(pages[size]) < seconds
+    assert browser.run(READY)
+    assert browser.run("document.querySelectorAll('.flip').length") == 20
+    assert search(browser, "photosynthesis food") < seconds
+    assert browser.run("[...document.querySelectorAll('.flip')].every((card) => /photosynthesis/.test(card.innerText))")
+    assert browser.run("document.querySelectorAll('mark.found').length") >= 20
+
+
+def test_last_of_many_flips_is_found_and_turned_to(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.open(pages[MANY])
+    assert "50\u202f000 flips" in browser.run(COUNT)
+    search(browser, "49999")
+    assert browser.run(COUNT).startswith("1 of")
+    browser.run("document.getElementById('flip-search').value = ''")
+    choose(browser, "flip-direction", "1")
+    browser.wait("[...document.querySelectorAll('.flip strong')].every((item) => item.textContent.includes('Won'))")
+    browser.run("document.querySelector('[data-turn=\"1\"]').click()")
+    assert browser.run("document.querySelector('.place').textContent").startswith("2 of")
+
+
+def test_texts_are_shown_as_they_are(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.open(pages[MANY])
+    assert browser.run("document.title") == "quickstart-135m-int4 against quickstart-135m"
+    assert browser.run("document.querySelectorAll('script[src], img, iframe, link').length") == 0
+    search(browser, "</script><script>")
+    assert HOSTILE[0] in browser.run("document.querySelector('.flip .question').innerText")
+    search(browser, "turned")
+    shown = browser.run("document.querySelector('.flip .question').innerText")
+    assert "U+202E" in shown
+    assert "\u202e" not in shown
+    assert browser.run("document.querySelector('.flip .question .text').dir") == "auto"
+
+
+def test_words_that_differ_are_marked_on_both_sides(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.open(pages[MANY])
+    search(browser, "125")
+    marks = "[...document.querySelectorAll('.flip:first-child .answers > div')].map((side) => [...side.querySelectorAll"
+    marks += "('mark:not(.found)')].map((mark) => mark.textContent))"
+    assert browser.run(marks) == [["115", "115"], ["125", "125"]]
+
+
+def test_long_texts_fold_out(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.open(pages[MANY])
+    height = "document.querySelector('.text.cut, .text.was').getBoundingClientRect().height"
+    before = browser.run(height)
+    browser.run("(() => { const cut = document.querySelector('.text.cut'); cut.classList.add('was');"
+                "cut.nextElementSibling.click(); })()")  # fmt: skip
+    assert browser.run(height) > before
+    assert browser.run("document.querySelector('.text.was').nextElementSibling.textContent") == "Show less"
+
+
+def test_theme_follows_the_system_until_the_reader_chooses(pages: dict[int, Path], browser: Chromium) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    browser.open(pages[400])
+    light = browser.run(background)
+    browser.show(1200, 900, scheme="dark")
+    dark = browser.run(background)
+    assert dark != light
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(background) == light
+    browser.run("document.getElementById('theme').click()")
+    browser.show(1200, 900, scheme="light")
+    assert browser.run(background) == dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(scheme: str, pages: dict[int, Path], browser: Chromium) -> None:
+    """WCAG 2.2, 1.4.3: at least 4.5 to 1 between text and what it stands on."""
+    browser.show(1200, 900, scheme=scheme)
+    browser.open(pages[400])
+    assert browser.run(CONTRAST) == []
+
+
+def test_nothing_is_wider_than_a_phone(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.show(390, 800, mobile=True)
+    browser.open(pages[400])
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert browser.run("getComputedStyle(document.querySelector('figure.narrow')).display") == "block"
+    browser.show(320, 700, mobile=True)
+    assert browser.run("document.documentElement.scrollWidth") == 320
+
+
+def test_page_prints_on_some_sheets_of_paper(pages: dict[int, Path], browser: Chromium) -> None:
+    browser.open(pages[400])
+    paper = browser.pdf()
+    assert paper.startswith(b"%PDF")
+    assert 3 <= paper.count(b"/Type /Page\n") + paper.count(b"/Type/Page/") <= 40
+    assert browser.run("document.querySelectorAll('details:not([open])').length") > 0
+
+
+CONTRAST = """
+(() => {
+  const part = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = numbers(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+  };
+  const found = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("script, style, :disabled") || !element.checkVisibility()) continue;
+    const style = getComputedStyle(element), svg = element.closest("svg");
+    const [a, b] = [light(numbers(svg ? style.fill : style.color)), light(ground(svg ? svg.parentElement : element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.add(`${ratio.toFixed(2)} ${element.tagName}.${element.className.baseVal ?? element.className}`);
+  }
+  return [...found];
+})()
+"""
