@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RequirementError, TaskError
 from olive_ext.report import from_json
 from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
@@ -240,3 +240,72 @@ def test_failure_that_olive_swallows_is_exit_code_1(folder: Path) -> None:
     check = {"type": "OnnxDiscrepancyCheck", "reference_model_path": str(hf_model("llama")), "max_mae": 0.0}
     blocks = {"passes": {"int4": {"type": "OnnxKQuantQuantization"}, "check": check}}
     assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 1
+
+
+def measuring(**settings: Any) -> dict[str, Any]:
+    return {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks", **settings}
+
+
+def test_gate_stops_the_chain_behind_its_model_report_and_table(folder: Path) -> None:
+    bounds = [{"metric": "size_on_disk", "max": 1}, {"metric": "acc", "min": 0}]
+    passes = {
+        "before": measuring(),
+        "int4": {"type": "OnnxKQuantQuantization"},
+        "gate": measuring(require=bounds),
+        "never": {"type": "OnnxKQuantQuantization", "bits": 8},
+    }
+    block = recipe(folder, onnx(), passes=passes)
+    with pytest.raises(
+        RequirementError, match=r"'passes\.gate\.require' is broken: size_on_disk/bytes = \d+, required at"
+    ):
+        cli_run(["--config", saved(folder, block)])
+    steps = json.loads((folder / "out/chain.json").read_text())["steps"]
+    assert [step["name"] for step in steps] == ["input model", "int4"]
+    sizes = [step["values"]["size_on_disk"] for step in steps]
+    assert sizes[1] < sizes[0]
+    assert (folder / "out/model.onnx").exists()
+    assert from_json((folder / "out/report-2.json").read_text()).model["passes"] == ["int4"]
+    assert not (folder / "out/footprint.json").exists()
+
+    reports = sorted((folder / "cache").rglob("report*.json"))
+    written = [path.stat().st_mtime_ns for path in reports]
+    bounds[0]["max"] = 1e9
+    del passes["never"]
+    assert cli_run(["--config", saved(folder, block)]) == 0
+    assert [path.stat().st_mtime_ns for path in reports] == written  # another bound is no other measurement
+
+
+def test_plain_olive_run_fails_by_the_evaluators_bounds_behind_the_saved_model(folder: Path) -> None:
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
+    block = evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", require=[{"metric": "acc", "min": 2}])
+    blocks = {"passes": {"q": {"type": "OnnxKQuantQuantization"}}, "evaluators": {"e": block}, "evaluator": "e"}
+    code, text = run_outside(PLAIN, saved(folder, recipe(folder, onnx(), **blocks)))
+    assert code == 1
+    last = text.strip().splitlines()[-1]
+    assert last.startswith("olive_ext.errors.RequirementError: 'evaluators.e.require' is broken: tiny_choice/acc = ")
+    assert (folder / "out/model.onnx").exists()
+    assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
+
+
+def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -> None:
+    goal = {"type": "threshold", "value": 1}
+    sub_types = [{"name": "bytes", "priority": 1, "goal": goal}]
+    block = evaluator(tasks=["tiny_choice"], metrics=[{"name": "size", "type": "size_on_disk", "sub_types": sub_types}])
+    blocks = {
+        "passes": {
+            "first": {"type": "GraphSurgeries", "surgeries": [{"surgeon": "TieWordEmbeddings"}]},
+            "q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)],
+        },
+        "evaluators": {"e": block},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
+    }
+    whole = recipe(folder, onnx(), **blocks)
+    with pytest.raises(
+        RequirementError, match=r"none of 2 candidates of the search meets all goals: size-bytes <= 1 \("
+    ):
+        cli_run(["--config", saved(folder, whole)])
+    goal["value"] = 1e9
+    assert cli_run(["--config", saved(folder, whole)]) == 0
+    assert (folder / "out/model.onnx").exists()
