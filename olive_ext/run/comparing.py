@@ -20,6 +20,8 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.run.listening import Generated, Listener, score_answers
 from olive_ext.run.models import Models
 from olive_ext.run.paired import compare_answers
+from olive_ext.run.sample_fields import sample_fields
+from olive_ext.run.samples import Fields
 
 if TYPE_CHECKING:
     from olive_ext.backends.answers import Answers
@@ -83,7 +85,7 @@ class Comparer:
         """What was found; `lm` is what `open` gave, `results` lm-eval's for it, with samples."""
         from olive_ext.backends.answers import read_answers
 
-        side = self._side or self._replay(lm)
+        side = self._side = self._side or self._replay(lm)
         listener = self._listener
         if listener is not None:
             score_answers(lm, side.generated, listener.observed)
@@ -96,6 +98,12 @@ class Comparer:
             flips=flips,
             metrics=side.results,
         )
+
+    def fields(self) -> Fields:
+        """What is added to the sample logs, behind `finish`."""
+        answers = self._side.answers if self._side is not None else []
+        observed = self._listener.observed if self._listener is not None else None
+        return sample_fields(self._tasks.tasks, answers, observed)
 
     def _replay(self, lm: LM) -> Side:
         """Lets lm-eval ask once more what the reference has said already; it generates its own answers now."""

@@ -19,8 +19,10 @@ from olive_ext.run.comparing import Comparer
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.hardware import describe_hardware
 from olive_ext.run.memory import PeakMemory
+from olive_ext.run.mlflow_log import log_report
 from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model, size_in_bytes
 from olive_ext.run.reference import comparer_of
+from olive_ext.run.sample_fields import sample_fields
 from olive_ext.run.samples import write_samples
 
 if TYPE_CHECKING:
@@ -58,10 +60,12 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         finally:
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    if log_folder is not None:
-        write_samples(results.get("samples", {}), config.sample_log_num, log_folder)
+    if log_folder is not None and tasks is not None:
+        fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
+        write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
     if config.output_dir is not None:
         write(report, config.output_dir)
+    log_report(report, config.output_dir)
     return report
 
 

@@ -68,6 +68,13 @@ class Observed:
         )
         return compared
 
+    def by_document(self, task: str) -> dict[int, tuple[float, int]]:
+        """Mean KL in nats and number of positions of each document of a task."""
+        rows = self.positions[task].rows if task in self.positions else Positions().rows
+        documents, places, counts = np.unique(rows["document"], return_inverse=True, return_counts=True)
+        means = np.bincount(places, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
+        return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
+
     def divergences(self) -> tuple[Divergence, ...]:
         """Of each task that was scored, in the order of the first requests, and over all where there are several."""
         found = [measure_divergence(task, positions) for task, positions in self.positions.items()]

@@ -14,6 +14,7 @@ import torch
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.types import Request, Result
 from olive_ext.run.listening import Listener
+from olive_ext.run.samples import Fields
 from olive_ext.session import Session
 from olive_ext.text.requests import RollingRequest, ScoringRequest
 from tests.backends.reference import ForwardEngine, model
@@ -141,6 +142,7 @@ class TwoModels:
     def __init__(self, candidate: Any) -> None:
         self.net = candidate
         self.opened: list[str] = []
+        self.fields: Fields | None = None
 
     def reference(self, listener: Listener | None) -> Any:
         self.opened.append("reference")

@@ -37,7 +37,9 @@ def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> 
     comparer.prepare()
     lm = comparer.open()
     results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
-    return comparer.finish(lm, results), results, models
+    comparison = comparer.finish(lm, results)
+    models.fields = comparer.fields()
+    return comparison, results, models
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +173,21 @@ def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None
     assert recorded.divergences == resident.divergences
     assert recorded.outcomes == resident.outcomes
     assert {item.num_documents for item in recorded.divergences} == {3, 9}
+
+
+def test_sample_logs_say_what_was_found_of_each_document(
+    found: dict[str, tuple[Comparison, Any, TwoModels]],
+) -> None:
+    for mode in MODES:
+        comparison, results, models = found[mode]
+        assert models.fields is not None
+        lines = {task: [models.fields(task, line) for line in results["samples"][task]] for task in NAMES}
+        (line, *_) = lines["tiny_choice"]
+        assert line["question"] == "the"
+        assert set(line["reference_values"]) == {"acc", "acc_norm"}
+        for divergence in comparison.divergences[:-1]:
+            own = lines[divergence.task][:6]
+            assert sum(line["positions"] for line in own) == divergence.num_positions
+            total = sum(line["positions"] * line["kl_mean"] for line in own)
+            assert total / divergence.num_positions == pytest.approx(divergence.kl.mean, rel=1e-5)
+        assert all("kl_mean" in line for line in lines["tiny_choice"]) == (mode != "answers")
