@@ -18,7 +18,7 @@ from olive_ext.report.report import Metric, Report, plain
 PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""
 
-SIZE, SPEED = "size_on_disk", "tokens_per_second"
+SIZE, SPEED, REQUESTS = "size_on_disk", "tokens_per_second", "requests_per_second"
 _COST = (SIZE, SPEED, "peak_memory")
 _DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
 
@@ -50,21 +50,11 @@ def _values(report: Report) -> Iterator[tuple[str, float]]:
         if metric.metric in _DISTANCES and metric.task == ALL:
             yield metric.metric, metric.value
         elif metric.task in _COST:
-            yield metric.task, metric.value
-        elif metric.task != ALL and metric.metric not in NAMES:
+            if metric.task != SPEED or metric.value > 0:  # a baseline counts no tokens
+                yield metric.task, metric.value
+        elif metric.task not in (ALL, REQUESTS) and metric.metric not in NAMES:
             first.setdefault(metric.task, metric)
-    if not any(metric.task == SPEED for metric in report.metrics) and (speed := _speed(report)) is not None:
-        yield SPEED, speed
     yield from ((f"{metric.task} {metric.metric}", metric.value) for metric in first.values())
-
-
-def _speed(report: Report) -> float | None:
-    """Tokens of the requests for each second behind the loading; a baseline counts no tokens."""
-    names = ("tokens_naive", "seconds", "seconds_load")
-    tokens, seconds, load = (report.engine.get(name) for name in names)
-    if not tokens or seconds is None or load is None or seconds <= load:
-        return None
-    return float(tokens / (seconds - load))
 
 
 def heads(found: Sequence[Step]) -> list[str]:

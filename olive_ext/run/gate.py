@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
@@ -12,13 +13,7 @@ from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
 from olive_ext.report.render import number
 from olive_ext.report.select import listed, long_names, matching
-
-COSTS: Mapping[str, Collection[str] | None] = {
-    "size_on_disk": ("bytes",),
-    "peak_memory": ("bytes",),
-    "tokens_per_second": None,
-}
-"""What is measured of every model where it is asked for among the tasks, and the metrics as far as they are fixed."""
+from olive_ext.run.costs import PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
 
 
 def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
@@ -27,6 +22,13 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
     return [line for bound in bounds for line in _lines(bound, _named(bound, metrics))]
+
+
+def cost_metrics_of(tasks: Collection[Any]) -> dict[str, Collection[str]]:
+    """The metrics of what is measured beside lm-eval's tasks, as far as `tasks` ask for it."""
+    speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in tasks else []
+    sizes = [name for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks]
+    return {**dict.fromkeys(sizes, ("bytes",)), **{name: (name,) for name in speeds}}
 
 
 def check_names(

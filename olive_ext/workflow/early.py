@@ -19,7 +19,8 @@ from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
 from olive_ext.report.compared_metrics import NAMES
-from olive_ext.run.gate import COSTS, check_names
+from olive_ext.run.costs import COSTS
+from olive_ext.run.gate import check_names, cost_metrics_of
 from olive_ext.workflow.passes import parse
 from olive_ext.workflow.reference import with_reference
 from olive_ext.workflow.results import check_declared, names_declared, with_asked
@@ -68,9 +69,9 @@ def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[
     if not bounds and not declared:
         return
     asked = with_asked(settings, declared).tasks
-    tasks = declared_metrics([task for task in asked if task not in tuple(COSTS)], settings.include_path)
+    tasks = declared_metrics([task for task in asked if task not in COSTS], settings.include_path)
     if tasks is not None:
-        tasks |= {name: metrics for name, metrics in COSTS.items() if name in asked}
+        tasks |= cost_metrics_of(asked)
         compared = NAMES if settings.reference is not None else ()
         check_names(bounds, tasks, compared, f"{where}.require")
         check_names(names_declared(declared), tasks, compared, f"{where}.metrics")

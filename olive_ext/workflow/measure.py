@@ -13,11 +13,11 @@ from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import OliveExtError, RunError
 from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
+from olive_ext.run.costs import asked_tasks
 from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
 from olive_ext.workflow.reference import with_reference
 
 Evaluate = Callable[..., Report]
-_SIZE = "size_on_disk"
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
         lm = None
-        if not is_onnx and any(task != _SIZE for task in config.tasks):
+        if not is_onnx and asked_tasks(config):
             lm = open_baseline(handler, config, device)
         return evaluate(config, lm=lm, progress=sys.stderr.isatty())
 

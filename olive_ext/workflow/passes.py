@@ -15,10 +15,11 @@ from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
 from olive_ext.report import Report, write
 from olive_ext.report.chain import PASSES
+from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.fingerprint import environment
 from olive_ext.workflow.measure import measure, surfaced
-from olive_ext.workflow.results import SIZE_ON_DISK, with_asked
+from olive_ext.workflow.results import with_asked
 from olive_ext.workflow.running import running
 
 FINGERPRINT = "fingerprint"
@@ -96,7 +97,7 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         settings, run = parse(copy.deepcopy(given)), running.get()
         report = type(self).measure(
             model,
-            with_asked(settings, more=[SIZE_ON_DISK]),
+            with_asked(settings, more=_costs(settings)),
             device=self.accelerator_spec.accelerator_type,
             execution_providers=self.accelerator_spec.execution_provider,
         )
@@ -112,6 +113,12 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         if run is None and (lines := broken_bounds(settings.require, report.metrics)):
             raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
         return output
+
+
+def _costs(settings: WorkflowSettings) -> list[str]:
+    """What each row of a chain's table has; speed cannot be told with the reference open beside the model."""
+    is_resident = settings.reference is not None and settings.reference.mode == "resident"
+    return [SIZE_ON_DISK] if is_resident else [SIZE_ON_DISK, TOKENS_PER_SECOND]
 
 
 def _write_beside(report: Report, folder: Path, carried: list[str]) -> list[str]:

@@ -13,14 +13,17 @@ from olive.evaluator.metric_result import MetricResult, joint_metric_key
 from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
+from olive_ext.report.compared_metrics import NAMES
+from olive_ext.report.comparison import ALL
 from olive_ext.report.select import listed, matching
-from olive_ext.run.gate import COSTS
+from olive_ext.run.costs import COSTS, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
 
-SIZE_ON_DISK = "size_on_disk"
-SPEED = "tokens_per_second"
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
-_MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": SPEED}
+_MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
 """Olive's types that say by themselves what is measured, and the task that answers."""
+
+_ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
+"""The metrics of a comparison that are 1 for a model and itself; the others are 0."""
 
 Settings = TypeVar("Settings", bound=EvaluationSettings)
 _STANDS_FOR = {
@@ -91,6 +94,7 @@ def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[
     """`settings` that also ask for what declared metrics, bounds and `more` need of size, memory and speed."""
     names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
     names |= {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric) if name}
+    names |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in names else set()
     added = [name for name in COSTS if name in names | set(more) and name not in settings.tasks]
     return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
 
@@ -100,6 +104,9 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
     candidates = _meant(declared.name, sub_name, report)
     if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
         candidates = _meant(measured, sub_name, report)
+    if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in NAMES:
+        is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
+        return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
         problem = "stands for several metrics" if candidates else "is not among the results"
         raise ConfigError(
@@ -124,7 +131,7 @@ def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
         found = [metric for metric in own if metric.metric == meaning]
         if found:
             return found
-    return own[:1] if name == SPEED or (len(own) == 1 and sub_name == "accuracy_score") else []
+    return own if len(own) == 1 and sub_name in ("accuracy_score", "avg") else []
 
 
 def _entry(metric: Metric, priority: int) -> dict[str, Any]:

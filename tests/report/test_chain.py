@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 from olive_ext.report import Metric, Report
 from olive_ext.report.chain import chain_markdown, heads, print_chain, rows, steps, write_chain
@@ -13,16 +12,23 @@ from olive_ext.report.chain import chain_markdown, heads, print_chain, rows, ste
 ACC = Metric("choice", "acc", "none", 0.75)
 NORM = Metric("choice", "acc_norm", "none", 0.5)
 SIZE = Metric("size_on_disk", "bytes", "none", 4_290_000, higher_is_better=False)
+REQUESTS = Metric("requests_per_second", "requests_per_second", "none", 9.0)
 
 
-def report(passes: list[str] | None, *metrics: Metric, **engine: Any) -> Report:
+def report(passes: list[str] | None, *metrics: Metric) -> Report:
     model = {"path": "some/model", **({} if passes is None else {"passes": passes})}
-    return Report(metrics=metrics, model=model, engine=engine)
+    return Report(metrics=metrics, model=model)
+
+
+def speed(value: float) -> Metric:
+    return Metric("tokens_per_second", "tokens_per_second", "none", value)
 
 
 CHAIN = [
-    report([], ACC, NORM, SIZE),
-    report(["float"], ACC, NORM, SIZE, tokens_naive=3000, seconds=4.0, seconds_load=1.0),
+    report([], ACC, NORM, SIZE, speed(0.0)),
+    report(
+        ["float"], ACC, NORM, SIZE, speed(1000.0), Metric("requests_per_second", "requests_per_second", "none", 9.0)
+    ),
     report(["float", "int4"], ACC, SIZE, Metric("all", "kl_mean", "none", 0.0125), Metric("choice", "kl_mean", "n", 1)),
 ]
 
@@ -39,13 +45,6 @@ def test_each_report_is_a_step_with_cost_distances_and_first_metrics() -> None:
 
 def test_model_outside_of_a_workflow_is_called_by_its_path() -> None:
     assert steps([report(None, ACC)])[0].name == "some/model"
-
-
-def test_speed_that_was_measured_goes_before_the_counters() -> None:
-    measured = Metric("tokens_per_second", "tokens_per_second", "none", 7.0)
-    assert steps([report([], measured, tokens_naive=3000, seconds=4.0, seconds_load=1.0)])[0].values == {
-        "tokens_per_second": 7.0
-    }
 
 
 def test_files_hold_the_same_numbers(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler,
     fake = Measure()
     make(fake, limit=3, engine={"num_slots": 2}).run(model, str(tmp_path))
     settings = fake.calls[0]["settings"]
-    asked = ["tiny_choice", "size_on_disk"]
+    asked = ["tiny_choice", "size_on_disk", "tokens_per_second"]
     assert settings == WorkflowSettings.parse({"tasks": asked, "limit": 3, "engine": {"num_slots": 2}})
     assert str(fake.calls[0]["device"]) == "cpu"
     assert fake.calls[0]["execution_providers"] == "CPUExecutionProvider"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult
 
-from olive_ext.config import EvaluationSettings
+from olive_ext.config import EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
-from olive_ext.report import Report
+from olive_ext.report import Metric, Report
 from olive_ext.workflow.results import check_declared, to_metric_result, with_asked
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
@@ -114,3 +115,40 @@ def test_declared_size_asks_for_the_size() -> None:
         "tiny_choice-acc",
         "tiny_rolling-word_perplexity",
     }
+
+
+def test_declared_throughput_is_tokens_per_second() -> None:
+    speed = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
+    assert value(declared("speed", "avg", "throughput"), Report(metrics=(ACC, speed))) == 1234.5
+    settings = EvaluationSettings.parse({"tasks": ["a"]})
+    assert with_asked(settings, [declared("s", "avg", "throughput")]).tasks == ["a", "tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "tasks"),
+    [
+        ({"metric": "peak_memory", "max": 1}, ["a", "peak_memory"]),
+        ({"metric": "bytes", "task": "size_on_disk", "max": 1}, ["a", "size_on_disk"]),
+        ({"metric": "requests_per_second", "min": 1}, ["a", "tokens_per_second"]),
+        ({"metric": "acc", "min": 1}, ["a"]),
+    ],
+)
+def test_bound_on_a_cost_asks_for_it(bound: dict[str, Any], tasks: list[str]) -> None:
+    assert with_asked(WorkflowSettings.parse({"tasks": ["a"], "require": [bound]})).tasks == tasks
+
+
+DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)
+
+
+def test_metrics_of_a_comparison_are_declared_by_their_name() -> None:
+    report = Report(metrics=(ACC, replace(DISTANCE, task="tiny_choice", value=0.5), DISTANCE))
+    for name, expected in (("kl_mean", 0.125), ("all/kl_mean", 0.125), ("tiny_choice/kl_mean", 0.5)):
+        assert value(declared(name, "accuracy_score", higher_is_better=False), report) == expected
+    with pytest.raises(ConfigError, match="but of all/kl_mean lower values are better"):
+        value(declared("all/kl_mean", "accuracy_score"), report)
+
+
+def test_reference_itself_is_at_no_distance() -> None:
+    """Olive asks for the input model's numbers, where a goal is relative to them."""
+    assert value(declared("all/kl_mean", "accuracy_score", higher_is_better=False), REPORT) == 0
+    assert value(declared("all/top1_agreement", "accuracy_score"), REPORT) == 1
