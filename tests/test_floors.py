@@ -40,12 +40,17 @@ DOORS = {
         "olive_ext.engine.kv*",
         "olive_ext.engine.encoder",
         "olive_ext.engine.open",
+        "olive_ext.engine.divergence",  # binds the rows of logits that runners leave on their devices
         "olive_ext.backends.peers",  # tells the backends we compare with how many threads to use
     ],
     "onnxruntime_genai": ["olive_ext.engine.genai_open", "olive_ext.backends.peers"],
-    "transformers": ["olive_ext.text.tokenizer", "olive_ext.backends.*"],
+    # hf_runner: a reference in its original form runs on transformers
+    "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.hf_runner", "olive_ext.backends.*"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
+    "mlflow": ["olive_ext.run.mlflow_log"],
+    "jinja2": ["olive_ext.report.html", "olive_ext.backends.*"],
+    "matplotlib": ["olive_ext.report.html_svg", "olive_ext.bench.picture"],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
         "olive_ext.graph",

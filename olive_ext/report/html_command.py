@@ -32,9 +32,10 @@ def command(config: Mapping[str, Any]) -> str:
 
 
 def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in config.items():
+    for key, written in config.items():
         if key == "model":
             continue
+        value = _plain_reference(written) if key == "reference" else written
         if key == "tasks" and _are_words(value):
             yield from ("--tasks", ",".join(value))
         elif key in _SWITCHES and value is True:
@@ -46,6 +47,11 @@ def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[st
     for key, value in model.items():
         if key != "path" and value is not None:
             yield from _set(f"model.{key}", value)
+
+
+def _plain_reference(value: Any) -> Any:
+    """The path alone, where nothing else is said of the reference."""
+    return value["path"] if isinstance(value, Mapping) and set(value) == {"path"} else value
 
 
 def _set(key: str, value: Any) -> Iterator[str]:

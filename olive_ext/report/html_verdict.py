@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from olive_ext.report import html_numbers as numbers
+from olive_ext.report.comparison import ALL
 from olive_ext.report.html_scores import Z95
 from olive_ext.report.page import Column, Contrast, Page
 from olive_ext.report.verdict import Kind, headline, overall, verdict
@@ -28,6 +29,9 @@ class Lead:
 
     name: str
     against: str
+    basis: str
+    """How much was compared."""
+
     tone: str
     sentence: str
     tiles: tuple[Tile, ...]
@@ -45,7 +49,22 @@ def _lead(contrast: Contrast, column: Column | None) -> Lead:
     sentence = said.line.partition(": ")[0]
     tiles = (*_tiles(contrast), *_costs(column))
     sentence = f"{sentence[:1].upper()}{sentence[1:]}"
-    return Lead(contrast.candidate, contrast.reference, _TONES[said.kind], sentence, tiles)
+    return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[said.kind], sentence, tiles)
+
+
+def _basis(contrast: Contrast) -> str:
+    documents = {item.task: item.num_documents for item in contrast.comparison.outcomes if item.task != ALL}
+    for item in contrast.comparison.divergences:
+        if item.task != ALL:
+            documents.setdefault(item.task, item.num_documents)
+    total = numbers.count(sum(documents.values()))
+    parts = [f"{total} documents of {len(documents)} task{'s' * (len(documents) != 1)}"]
+    whole = overall(contrast.comparison)
+    if whole is not None:
+        parts.append(f"{numbers.count(whole.num_positions)} token positions")
+    if contrast.note:
+        parts.append(contrast.note)
+    return ", ".join(parts)
 
 
 def _tiles(contrast: Contrast) -> Iterator[Tile]:
@@ -79,4 +98,4 @@ def _scores_only(page: Page) -> Lead:
     models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
     tiles = tuple(_costs(page.columns[0])) if len(page.columns) == 1 else ()
-    return Lead("Scores", "", "plain", f"{measured}{models}, {why}", tiles)
+    return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", tiles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 import math
 import os
@@ -46,9 +47,7 @@ def log_report(report: Report, folder: str | None = None, *, mlflow: Any = None)
         return False
     try:
         with _defaults():
-            if mlflow is None:
-                import mlflow
-            _log(mlflow, report, folder)
+            _log(mlflow or importlib.import_module("mlflow"), report, folder)
     except ImportError as error:
         logger.warning("%s is set, but nothing is logged: %s; get it with: %s", VARIABLE, error, _INSTALL)
         return False

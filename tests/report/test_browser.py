@@ -101,7 +101,7 @@ def test_words_that_differ_are_marked_on_both_sides(pages: dict[int, Path], brow
     browser.open(pages[MANY])
     search(browser, "125")
     marks = "[...document.querySelectorAll('.flip:first-child .answers > div')].map((side) => [...side.querySelectorAll"
-    marks += "('mark:not(.found)')].map((mark) => mark.textContent))"
+    marks += "('mark:not(.found)')].map((mark) => mark.textContent.trim()))"
     assert browser.run(marks) == [["115", "115"], ["125", "125"]]
 
 
@@ -169,11 +169,12 @@ CONTRAST = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || element.closest("script, style, :disabled") || !element.checkVisibility()) continue;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest("script, style, :disabled")) continue;
     const style = getComputedStyle(element), svg = element.closest("svg");
     const [a, b] = [light(numbers(svg ? style.fill : style.color)), light(ground(svg ? svg.parentElement : element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.add(`${ratio.toFixed(2)} ${element.tagName}.${element.className.baseVal ?? element.className}`);
+    if (ratio < 4.5) found.add(`${ratio.toFixed(2)} ${element.tagName}: ${walker.currentNode.data.slice(0, 40)}`);
   }
   return [...found];
 })()

@@ -1,0 +1,115 @@
+"""Takes the pictures in docs/images of report.html and compare.html in a headless Chromium.
+
+python docs/screenshots.py                    of made-up numbers
+python docs/screenshots.py REPORT [REPORT...] of real ones: folders with a report.json; the page of the last one, and
+                                              with several the comparison of all
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from olive_ext.report import to_html  # noqa: E402
+from olive_ext.report.html import render  # noqa: E402
+from olive_ext.report.page import Column, Contrast, Page  # noqa: E402
+from olive_ext.report.results import read_metrics  # noqa: E402
+from tests.report.chromium import Chromium, find_chromium  # noqa: E402
+from tests.report.synthetic import comparison, report  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
+DESK, PHONE = (1200, 900), (390, 844)
+MAX_BYTES = 300_000
+
+# File, page, window, colour scheme, and the first and last element shown (None: the window's own part of the page).
+SHOTS = (
+    ("report-light.png", "report", DESK, "light", ("body", "#scores")),
+    ("report-dark.png", "report", DESK, "dark", ("#differences", "#divergence .pictures")),
+    ("report-flips.png", "report", DESK, "light", ("#flips", ".flip:nth-child(3)")),
+    ("report-phone.png", "report", PHONE, "light", None),
+    ("compare.png", "compare", DESK, "light", ("body", "#differences figure")),
+)
+
+
+def made_up() -> dict[str, str]:
+    """Pages without a model: one report, and three quantized models against one."""
+    kinds = {"int8": (0.0, 0.0004, 142e6), "int4-block32": (0.012, 0.006, 98e6), "int4-block128": (0.05, 0.031, 91e6)}
+    found = {name: comparison(1000, shift=shift, kl=kl, seed=3) for name, (shift, kl, _) in kinds.items()}
+    base = found["int8"].metrics
+    columns = [Column("fp32", read_metrics(base), report("models/fp32", size=538e6))]
+    for name, (_, _, size) in kinds.items():
+        made = report(f"models/{name}", found[name], size=size)
+        columns.append(Column(name, made.metrics, made))
+    page = Page(
+        title="int8, int4-block32 and int4-block128 against fp32",
+        columns=tuple(columns),
+        contrasts=tuple(Contrast(name, "fp32", found[name]) for name in kinds),
+        created="2026-11-21T12:00:00+00:00",
+        kind="Comparison",
+    )
+    return {"report": to_html(report(found=comparison(400))), "compare": render(page)}
+
+
+def of(paths: Sequence[str]) -> dict[str, str]:
+    """Pages of real reports."""
+    from olive_ext.run.compare import compare, load
+
+    pages = {"report": to_html(load(paths)[-1].report)}
+    return pages if len(paths) == 1 else {**pages, "compare": render(compare(paths))}
+
+
+def shoot(browser: Chromium, page: Path, shot: tuple[str, str, tuple[int, int], str, tuple[str, str] | None]) -> Path:
+    """One picture; returns its path."""
+    name, _, (width, height), scheme, between = shot
+    browser.show(width, height, scheme=scheme, mobile=width < 500, scale=2 if width < 500 else 1)
+    browser.open(page)
+    target = IMAGES / name
+    if between is None:
+        browser.screenshot(target)
+    else:
+        first, last = between
+        top = max(0, browser.run(f"document.querySelector({first!r}).getBoundingClientRect().top") - 24)
+        bottom = browser.run(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + 24
+        browser.screenshot(target, clip=(0, top, width, bottom - top))
+    target.write_bytes(smaller(target.read_bytes()))
+    return target
+
+
+def smaller(png: bytes) -> bytes:
+    """With a palette of its own: these pages have few colours."""
+    from PIL import Image
+
+    written = io.BytesIO()
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.quantize(128, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the pictures; 1 where there is no browser, something is on its console, or a picture is too large."""
+    path = find_chromium()
+    if path is None:
+        print("no Chromium on PATH", file=sys.stderr)
+        return 1
+    pages = of(argv) if argv else made_up()
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, Chromium(path) as browser:
+        files = {name: Path(folder) / f"{name}.html" for name in pages}
+        for name, text in pages.items():
+            files[name].write_text(text, encoding="utf-8")
+        taken = [shoot(browser, files[shot[1]], shot) for shot in SHOTS if shot[1] in files]
+        problems = [*browser.problems, *(f"{item} is large" for item in taken if item.stat().st_size > MAX_BYTES)]
+    for item in taken:
+        print(f"{item.relative_to(ROOT)}  {item.stat().st_size:,} bytes")
+    print("\n".join(problems), file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
