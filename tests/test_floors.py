@@ -49,7 +49,7 @@ DOORS = {
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
     "mlflow": ["olive_ext.run.mlflow_log"],
-    "jinja2": ["olive_ext.report.html", "olive_ext.backends.*"],
+    "jinja2": ["olive_ext.report.html", "olive_ext.text.tokenizer", "olive_ext.backends.*"],
     "matplotlib": ["olive_ext.report.html_svg", "olive_ext.bench.picture"],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
