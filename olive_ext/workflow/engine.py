@@ -18,7 +18,7 @@ from olive_ext.config.base import word
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.early import is_ours, our_evaluators, our_passes, refuse
-from olive_ext.workflow.fingerprint import digest, environment, missed_files
+from olive_ext.workflow.fingerprint import deciding, digest, environment, missed_files
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import report_folder, surfaced
 from olive_ext.workflow.results import as_keyed, to_metrics
@@ -185,9 +185,13 @@ def _evaluate_ours(model_config: Any, evaluator_config: Any, evaluate: Callable[
     if model_config.type.lower() == "compositemodel":
         raise ModelError("Olive gives composite models to no evaluator: measure this one with the pass OrtLMEvaluation")
     settings = WorkflowSettings.parse(evaluator_config.type_args)
+    written = evaluator_config.to_json()
     suffix = digest(
         [
-            _deciding(evaluator_config.to_json()),
+            {
+                **written,
+                "type_args": deciding(written.get("type_args") or {}, {"output_dir"}),
+            },  # its report is looked for
             environment(settings),
             missed_files(model_config.type, model_config.config, settings),
         ]
@@ -200,12 +204,6 @@ def _evaluate_ours(model_config: Any, evaluator_config: Any, evaluate: Callable[
         return evaluate()
     finally:
         _evaluation.reset(token)
-
-
-def _deciding(evaluator: dict[str, Any]) -> dict[str, Any]:
-    """An evaluator's configuration without its bounds, which judge the numbers and do not change them."""
-    kept = {name: value for name, value in (evaluator.get("type_args") or {}).items() if name != "require"}
-    return {**evaluator, "type_args": kept}
 
 
 def _load_evaluation(original: Callable[..., Any]) -> Callable[..., Any]:

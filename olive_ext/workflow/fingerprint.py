@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,17 @@ def _snapshot(name: str) -> str:
 
     found = try_to_load_from_cache(name, "config.json")
     return found if isinstance(found, str) else ""
+
+
+def deciding(values: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """Settings as written, less those that change no number: bounds, the folder of the records, and `without`.
+
+    Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
+    """
+    kept = {name: value for name, value in values.items() if name != "require" and name not in without}
+    if isinstance(kept.get("reference"), Mapping):
+        kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
+    return kept
 
 
 def digest(value: Any) -> str:

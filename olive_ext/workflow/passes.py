@@ -17,7 +17,7 @@ from olive_ext.report import Report, write
 from olive_ext.report.chain import PASSES
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.fingerprint import environment
+from olive_ext.workflow.fingerprint import deciding, environment
 from olive_ext.workflow.measure import measure, surfaced
 from olive_ext.workflow.results import with_asked
 from olive_ext.workflow.running import running
@@ -73,13 +73,12 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
 
     @classmethod
     def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """As Olive's; its cache key is made without the bounds, which judge numbers and do not change them."""
+        """As Olive's; its cache key is made without what changes no number."""
         made, default = super().get_config_class(accelerator_spec, disable_search)
 
         class Keyed(made):  # type: ignore[misc, valid-type]
             def to_json(self, *args: Any, **kwargs: Any) -> Any:
-                values = super().to_json(*args, **kwargs)
-                return {name: value for name, value in values.items() if name != "require"}
+                return deciding(super().to_json(*args, **kwargs))
 
         return Keyed, default
 

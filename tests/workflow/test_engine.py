@@ -142,6 +142,12 @@ def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tm
     assert evaluate(engine, model, evaluator) == 2
 
 
+def test_same_evaluation_is_known_again_when_its_folders_exist(model: ModelConfig, tmp_path: Path) -> None:
+    engine, places = new_engine()(), (str(tmp_path / "a"), "a")
+    evaluators = [ours(reference={"path": "owner/name", "records_dir": place}) for place in places]
+    assert [evaluate(engine, model, evaluator) for evaluator in evaluators] == [1, 1]
+
+
 def test_other_evaluators_keep_olives_own_key(model: ModelConfig) -> None:
     engine = new_engine()()
     other = OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"])
