@@ -75,7 +75,10 @@ class Comparer:
 
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""
-        self._listener = None if self._mode == "answers" else Listener()
+        from olive_ext.backends.replay import Heard
+
+        if self._mode != "answers":
+            self._listener = Listener(Heard() if self._mode == "resident" else None)
         lm = self._models.candidate(self._listener)
         if self._listener is not None:
             self._listener.learn_tokens(lm)
@@ -110,6 +113,7 @@ class Comparer:
         from olive_ext.backends.replay import ReplayLM
 
         assert self._listener is not None
+        assert self._listener.heard is not None
         beside = Listener()
         generator = self._models.beside(lm, beside)
         return self._ask(ReplayLM(self._listener.heard, lm, generator), beside)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 
 SIZE_ON_DISK = "size_on_disk"
@@ -17,8 +18,12 @@ COSTS = (SIZE_ON_DISK, PEAK_MEMORY, TOKENS_PER_SECOND)
 
 
 def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
-    """The tasks of lm-eval among `config.tasks`."""
-    return [task for task in config.tasks if task not in COSTS]
+    """The tasks of lm-eval among `config.tasks`. Raises `ConfigError` where memory or speed has none to be told of."""
+    tasks = [task for task in config.tasks if task not in COSTS]
+    costs = [name for name in asked_costs(config) if name != SIZE_ON_DISK]
+    if costs and not tasks:
+        raise ConfigError(f"'tasks' = {config.tasks}: '{costs[0]}' is told of a run, add a task to be run")
+    return tasks
 
 
 def asked_costs(config: EvaluationConfig) -> tuple[str, ...]:

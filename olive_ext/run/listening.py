@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from olive_ext.measures import TokenClasses
 from olive_ext.run.observed import Observed, score_under_reference
 from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest, Text
+
+if TYPE_CHECKING:
+    from olive_ext.backends.replay import Heard
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,13 @@ class Generated:
 class Listener:
     """`observer` of a model: told of every request of lm-eval, what the session was asked for it, and the answer.
 
-    Of a compared model `observed` has the positions of both models, and `heard` what the reference answers by itself;
-    of a reference alone `generated` has its answers.
+    Of a compared model `observed` has the positions of both models, and `heard`, where it is given, gets what the
+    reference answers by itself; of a reference alone `generated` has its answers.
     """
 
-    def __init__(self) -> None:
-        from olive_ext.backends.replay import Heard
-
+    def __init__(self, heard: Heard | None = None) -> None:
         self.observed = Observed()
-        self.heard = Heard()
+        self.heard = heard
         self._generated: dict[tuple[Any, ...], Generated] = {}
 
     @property
@@ -51,13 +52,15 @@ class Listener:
             self._take_text(asked, request, output)
         elif output.compared is not None:
             compared = self.observed.take(asked, request.context, request.target, output)
-            self.heard.scored[asked.args[0], asked.args[1]] = score_under_reference(compared)
+            if self.heard is not None:
+                self.heard.scored[asked.args[0], asked.args[1]] = score_under_reference(compared)
 
     def _take_text(self, asked: Any, request: RollingRequest, output: Any) -> None:
         if output.compared is not None:
             prefix = () if request.prefix is None else (request.prefix,)
             compared = self.observed.take(asked, prefix, request.text, output)
-            self.heard.rolled[asked.args[0]] = score_under_reference(compared)[0]
+            if self.heard is not None:
+                self.heard.rolled[asked.args[0]] = score_under_reference(compared)[0]
 
     def _take_answer(self, asked: Any, request: GenerationRequest, output: GenerationOutput) -> None:
         if output.tokens:

@@ -9,6 +9,7 @@ import pytest
 
 from olive_ext.backends.hf import Baseline
 from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
@@ -67,3 +68,8 @@ def test_baseline_counts_the_same_tokens_as_the_engine(folder: Path) -> None:
     choices, texts, generations = 6 * 3, 6, 6
     assert baseline.counters["requests"] == choices + texts + generations
     assert baseline.counters["tokens_generated"] == generations * 6
+
+
+def test_speed_without_a_task_to_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'tokens_per_second' is told of a run, add a task to be run"):
+        evaluate(EvaluationConfig.parse({"model": {"path": "x"}, "tasks": ["size_on_disk", "tokens_per_second"]}))
