@@ -37,5 +37,9 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class MemoryShortageError(RunError):
+    """The host or the device has no memory for what was tried."""
+
+
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""

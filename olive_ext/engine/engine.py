@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from olive_ext.engine.halving import halve, joined, num_tokens
 from olive_ext.engine.plan import Plan, make_plan
-from olive_ext.engine.scheduler import Counters, Scheduler
+from olive_ext.engine.scheduler import UNLIMITED, Counters, Scheduler, shape_of
 from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.sequence import Answer
-from olive_ext.engine.step import Runner
+from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.engine.trunk import CELLS_PER_POSITION, FIRST_CELL
 from olive_ext.engine.types import Request, Result
-from olive_ext.errors import OliveExtError, RunError
+from olive_ext.errors import MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.types import SourceKind
+
+logger = logging.getLogger(__name__)
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
@@ -29,6 +33,7 @@ class Engine:
         self._runner = runner
         self._chunk_size = chunk_size
         self._steps = steps or ScoringSteps(runner, chunk_size, "engine.chunk_size")
+        self._limit = UNLIMITED
         self._scheduler = self._new_scheduler()
         self._is_closed = False
 
@@ -88,6 +93,8 @@ class Engine:
         """Facts of the execution, stable in name."""
         counters = {**asdict(self.counters), "host_bytes": self.host_bytes}
         chunks = {"chunk_size": self._chunk_size, **self._steps.describe()}
+        if self._limit < UNLIMITED:
+            chunks["step_limit"] = self._limit
         return {**chunks, **self._runner.describe(), "counters": counters}
 
     def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
@@ -101,7 +108,8 @@ class Engine:
             _check(key, request, self.context_length)
             self._runner.check_source(request.source)
         plan: Plan = make_plan(items, can_share=self._runner.can_split)
-        self._steps.choose(plan, is_idle=not self._scheduler.has_work)
+        if not self._scheduler.has_work and self._steps.choose(plan):
+            self.reset()  # what was timed has written into the trunk
         self._reserve([request for _, request in items])
         self.counters.requests += len(items)
         self.counters.tokens_naive += plan.tokens_naive
@@ -114,7 +122,7 @@ class Engine:
         slots, cells = self._needed(requests)
         runner.reserve(slots)
         runner.reserve_trunk(cells)
-        if self._scheduler.shape != (runner.capacity, runner.trunk_capacity, self._steps.size):
+        if self._scheduler.shape != shape_of(runner, self._steps.size):
             self._scheduler = self._new_scheduler()
 
     def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
@@ -128,10 +136,27 @@ class Engine:
 
     def _step(self) -> list[Answer]:
         step = self._scheduler.schedule()
-        return self._scheduler.update(step, self._runner.run(step))
+        return self._scheduler.update(step, self._run(step))
+
+    def _run(self, step: Step) -> StepOutput:
+        """Where there is no memory for a step its halves are run, and later ones are no longer than these."""
+        try:
+            return self._runner.run(step)
+        except MemoryShortageError as error:
+            halves = halve(step, self._runner.batching)
+            if halves is None:
+                raise
+            first, second = halves
+            self.counters.steps_halved += 1
+            self._limit = min(self._limit, max(num_tokens(first), num_tokens(second)))
+            self._scheduler.limit = self._limit
+            logger.warning("%s; steps are cut to %d tokens", error, self._limit)
+            return joined(self._run(first), self._run(second))
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self._runner, self._chunk_size, self.counters, self._steps.size)
+        scheduler = Scheduler(self._runner, self._chunk_size, self.counters, self._steps.size)
+        scheduler.limit = self._limit
+        return scheduler
 
 
 class _Guard:

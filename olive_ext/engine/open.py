@@ -22,12 +22,12 @@ from olive_ext.engine.kv import Device, KvPlace, KvStore, bytes_of_source, bytes
 from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
+from olive_ext.engine.kv_trunk import Bias, Trunk
 from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
 from olive_ext.engine.scoring_steps import ScoringSteps, longest_step
-from olive_ext.engine.kv_trunk import Bias, Trunk
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
@@ -41,6 +41,7 @@ from olive_ext.model.encoder import read_encoder
 from olive_ext.model.spec import read_embedding, read_spec
 from olive_ext.model.types import DecoderSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
 
+MOST_SLOTS = 16
 DEFAULT_SLOTS = 8
 MEMORY_SHARE = 0.25
 """Part of the free memory that "auto" lets the KV slots take."""
@@ -143,8 +144,8 @@ def choose_num_slots(
     slot_bytes = bytes_per_position(spec.kv) * min(spec.context_length, PLANNED_POSITIONS) + bytes_of_source(spec)
     free_bytes = psutil.virtual_memory().available
     fitting = max(1, int(free_bytes * MEMORY_SHARE / max(1, slot_bytes)))
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free_bytes / 2**20:.0f} MiB free, at most {DEFAULT_SLOTS}"
-    return min(DEFAULT_SLOTS, fitting), why
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free_bytes / 2**20:.0f} MiB free, at most {MOST_SLOTS}"
+    return min(MOST_SLOTS, fitting), why
 
 
 def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:

@@ -14,14 +14,17 @@ from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head
 from olive_ext.engine.inputs import Layout, compute_inputs
 from olive_ext.engine.kv import Device, KvStore
-from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.kv_trunk import Trunk
+from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import Source, refuse_source
-from olive_ext.errors import RunError
+from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.types import DecoderSpec, SourceKind
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
+
+MEMORY_WORDS = ("to allocate", "out of memory", "outofmemory", "bad_alloc", "bad allocation")
+"""Of ONNX Runtime's arena, CUDA and DirectML, C++, and numpy."""
 
 
 class OrtRunner:
@@ -105,9 +108,9 @@ class OrtRunner:
         if positions <= self.capacity:
             return
         if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
-            self._kv.reserve(fixed)
+            self._reserve_slots(fixed)
             return
-        self._kv.reserve(min(_grown(self.capacity, positions), self.context_length))
+        self._reserve_slots(min(_grown(self.capacity, positions), self.context_length))
 
     def reserve_trunk(self, cells: int) -> None:
         """Grows the trunk to `cells` (rounded up), at least doubling; never shrinks it."""
@@ -126,12 +129,14 @@ class OrtRunner:
         except Exception as error:
             if isinstance(error, RunError) or not is_ort_error(error):
                 raise
+            kind = MemoryShortageError if is_memory_error(error) else RunError
             shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-            raise RunError(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
+            raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
 
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
+            "num_slots": self.num_slots,
             "providers": self._session.get_providers(),
             "capacity": self.capacity,
             "context_length": self.context_length,
@@ -147,6 +152,21 @@ class OrtRunner:
             self._trunk.kv.close()
         if self._encoder is not None:
             self._encoder.close()
+
+    def _reserve_slots(self, capacity: int) -> None:
+        """Allocates the slots, half as many where there is no memory for them."""
+        try:
+            self._kv.reserve(capacity)
+        except Exception as error:
+            if not is_memory_error(error):
+                raise
+            if self._kv.num_slots == 1:
+                raise MemoryShortageError(
+                    f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
+                    "a smaller 'max_length'"
+                ) from error
+            self._kv.num_slots //= 2
+            self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
         layout = Layout.of(step.rows, step.first_cell)
@@ -180,6 +200,12 @@ def _grown(capacity: int, wanted: int) -> int:
 def is_ort_error(error: Exception) -> bool:
     """ONNX Runtime raises its own classes, and RuntimeError from its allocators."""
     return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, MemoryError))
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
 
 
 def first_line(error: Exception) -> str:

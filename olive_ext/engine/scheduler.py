@@ -20,6 +20,7 @@ from olive_ext.engine.step import Batching, Copy, FloatArray, HeadRow, Row, Runn
 from olive_ext.engine.types import FinishReason
 
 IDLE_TOKEN = 0
+UNLIMITED = 2**31
 
 
 @dataclass
@@ -37,13 +38,20 @@ class Counters:
     tokens_reused: int = 0
     copies: int = 0
     moves: int = 0
+    steps_halved: int = 0
+
+
+def shape_of(runner: Runner, branch_tokens: int) -> tuple[int, ...]:
+    """What a scheduler is made for: slots, their positions, the trunk's cells and the tokens of its steps."""
+    return runner.num_slots, runner.capacity, runner.trunk_capacity, branch_tokens
 
 
 class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
     def __init__(self, runner: Runner, chunk_size: int, counters: Counters, branch_tokens: int = 0) -> None:
-        """`branch_tokens`: tokens of a step of branches; 0 computes scored sequences in slots, too."""
+        """`branch_tokens`: tokens of a step of branches; 0 computes scored sequences in slots, too. `limit` may be set
+        to fewer tokens of any step."""
         self.slots = Slots(runner.num_slots, runner.capacity, runner.can_cut)
         self._chunk_size = chunk_size
         self._batching = runner.batching
@@ -54,7 +62,8 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._branch_tokens = branch_tokens
         self._branches = Branches(runner.trunk_capacity) if branch_tokens else None
-        self.shape = runner.capacity, runner.trunk_capacity, branch_tokens
+        self.shape = shape_of(runner, branch_tokens)
+        self.limit = UNLIMITED
         self._stepping: tuple[Sequence | None, ...] = ()
 
     @property
@@ -82,7 +91,7 @@ class Scheduler:
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
         if self._batching is not Batching.PACKED and (prefill or self._batching is Batching.SINGLE):
             return self._slots_step([prefill or ready[0]], copies)
-        return self._slots_step(ready, copies)
+        return self._slots_step(ready[: self.limit], copies)
 
     def update(self, step: Step, output: StepOutput) -> list[Answer]:
         """Takes in what `step` found; returns the answers that are now complete."""
@@ -112,7 +121,7 @@ class Scheduler:
         return completed
 
     def _schedule_branches(self, branches: Branches) -> Step:
-        planned = branches.plan(self._branch_tokens)
+        planned = branches.plan(min(self.limit, self._branch_tokens))
         self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
         self._counters.tokens_reused += sum(planned.shared)
         self._counters.moves += len(planned.moves)
@@ -171,7 +180,7 @@ class Scheduler:
 
     def _row(self, sequence: Sequence) -> Row:
         start = sequence.computed
-        stop = min(sequence.end, start + self._chunk_size) if self._can_split else sequence.end
+        stop = min(sequence.end, start + min(self.limit, self._chunk_size)) if self._can_split else sequence.end
         if not self._can_cut:
             stop = min((fork for fork in sequence.forks if start < fork < stop), default=stop)
         is_fork = not self._can_cut and stop in sequence.forks

@@ -46,18 +46,20 @@ class ScoringSteps:
     def size(self) -> int:
         return self._choice.size
 
-    def choose(self, plan: Plan, is_idle: bool) -> None:
-        """Takes the cheapest form for `plan`, where it is open and nothing runs. The first time that a plan is large
-        enough, steps are timed, which uses the trunk."""
+    def choose(self, plan: Plan) -> bool:
+        """Takes the cheapest form for `plan`, where that is open. The first time that a plan is large enough steps are
+        timed, and the answer is True: what was resident in the trunk is gone."""
         scored = [sequence for sequence in plan.sequences if sequence.generation is None]
         parts = [(sequence.end - sequence.num_shared, sequence.num_shared) for sequence in scored]
-        if self._is_pinned or not is_idle or not parts:
-            return
+        if self._is_pinned or not parts:
+            return False
         is_worth_it = sum(tokens for tokens, _ in parts) >= MIN_TOKENS
-        if self._cost is None and is_worth_it and self._runner.context_length >= MIN_CONTEXT:
+        is_timed = self._cost is None and is_worth_it and self._runner.context_length >= MIN_CONTEXT
+        if is_timed:
             self._cost = self._measure(self._runner)
         if self._cost is not None:
             self._choice = choose(self._cost, parts)
+        return is_timed
 
     def describe(self) -> Mapping[str, Any]:
         """The form, the reason, and what was measured (seconds)."""

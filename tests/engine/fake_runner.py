@@ -77,11 +77,7 @@ class FakeRunner:
     def run(self, step: Step) -> StepOutput:
         self.steps.append(step)
         self._check(step)
-        for copy in step.copies:
-            for memory in (self._kv, self._behind):
-                memory[copy.target][: copy.length] = memory[copy.source][: copy.length]
-            self._check_resumable(copy.source, copy.length)
-            self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
+        self._prepare(step)
         if step.first_cell is not None:
             return self._answer(step, self._run_branches(step, step.first_cell))
         for row in step.rows:
@@ -94,12 +90,20 @@ class FakeRunner:
             assert set(self._behind[row.slot][: row.past + head.offset + 1]) == {row.source}
         return self._answer(step, [self._kv[row.slot] for row in step.rows])
 
+    def _prepare(self, step: Step) -> None:
+        """What comes before the rows."""
+        for copy in step.copies:
+            for memory in (self._kv, self._behind):
+                memory[copy.target][: copy.length] = memory[copy.source][: copy.length]
+            self._check_resumable(copy.source, copy.length)
+            self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
+        for move in step.moves:
+            self._cells[move.target : move.target + len(move.source_N)] = [self._cells[c] for c in move.source_N]
+
     def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
         assert self.has_trunk
         assert first_cell >= 1  # cell 0 is never seen
-        for move in step.moves:
-            self._cells[move.target : move.target + len(move.source_N)] = [self._cells[c] for c in move.source_N]
         cell = first_cell
         seen = []
         for row in step.rows:

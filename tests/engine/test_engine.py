@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.step import Batching
+from olive_ext.engine.halving import num_tokens
+from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling, Source
-from olive_ext.errors import OliveExtError
+from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
 
 TOKENS = st.integers(0, 3)
@@ -278,3 +279,44 @@ def test_finish_reasons_say_why() -> None:
         FinishReason.STOPPED,
         FinishReason.SCORED,
     ]
+
+
+class _Short(FakeRunner):
+    """Has no memory for steps of more than `most` tokens, and fails as a session does: behind copies and moves."""
+
+    most = 3
+
+    def run(self, step: Step) -> StepOutput:
+        if num_tokens(step) > self.most:
+            self._prepare(step)
+            raise MemoryShortageError("planted")
+        return super().run(step)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    calls=st.lists(_requests(max_sources=1), min_size=1, max_size=2),
+    num_slots=st.integers(1, 6),
+    chunk_size=st.integers(1, 40),
+    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    has_trunk=st.booleans(),
+)
+def test_steps_without_memory_are_halved_and_results_stay(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, has_trunk: bool
+) -> None:
+    runner = _Short(num_slots, batching, has_trunk=has_trunk)
+    engine = Engine(runner, chunk_size)
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            _assert_equal(found, oracle(request))
+    longest = max((num_tokens(step) for step in runner.steps), default=0)
+    assert longest <= runner.most
+    if engine.counters.steps_halved:
+        assert engine.describe()["step_limit"] <= max(runner.most, chunk_size, num_slots)
+
+
+def test_a_step_of_one_token_without_memory_is_an_error() -> None:
+    runner = _Short(1, Batching.RANGE)
+    runner.most = 0
+    with pytest.raises(MemoryShortageError, match="planted"):
+        Engine(runner, 8).run([Request((1, 2, 3), 1)])
