@@ -46,10 +46,10 @@ class Difference:
 
 
 def difference_rows(contrasts: Iterable[Contrast]) -> list[Difference]:
-    """A row for each outcome, the candidates of one metric together."""
+    """A row for each outcome, the one over all tasks first, the candidates of one metric together."""
     found = [(contrast.candidate, outcome) for contrast in contrasts for outcome in contrast.comparison.outcomes]
     order = {key: place for place, key in enumerate(dict.fromkeys(_key(outcome) for _, outcome in found))}
-    found.sort(key=lambda item: order[_key(item[1])])
+    found.sort(key=lambda item: (item[1].task != ALL, order[_key(item[1])]))
     return [_difference(*item) for item in found]
 
 

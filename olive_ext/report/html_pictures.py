@@ -45,15 +45,15 @@ def forest(rows: Sequence[Difference], name: str, width: int, several: bool) -> 
 
 def _label_width(rows: Sequence[Difference], several: bool) -> int:
     longest = max((len(_label(row)) for row in rows), default=0)
-    longest += max((len(_cut(row.candidate)) + 4 for row in rows), default=0) if several else 0
-    return min(400, 24 + round(6.2 * longest))
+    longest += max((len(_cut(row.candidate, 24)) + 4 for row in rows), default=0) if several else 0
+    return min(440, 24 + round(6.2 * longest))
 
 
 def _label(row: Difference) -> str:
     return _cut(f"{row.task} · {row.metric}")
 
 
-def _cut(text: str, most: int = 36) -> str:
+def _cut(text: str, most: int = 48) -> str:
     """Both ends of a long name."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
@@ -81,7 +81,7 @@ def _words_beside(axes: Any, row: Difference, place: int, several: bool, is_firs
     style: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     across = axes.get_yaxis_transform()
     if several:
-        axes.annotate(_cut(row.candidate), (0, place), (-12, 0), xycoords=across, ha="right", color=SOFT, **style)
+        axes.annotate(_cut(row.candidate, 24), (0, place), (-12, 0), xycoords=across, ha="right", color=SOFT, **style)
         if is_first:
             left = axes.get_position().x0 * axes.figure.get_figwidth() * 72
             axes.annotate(_label(row), (0, place), (-left, 0), xycoords=across, ha="left", **style)
