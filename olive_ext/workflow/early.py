@@ -64,7 +64,9 @@ def refuse(engine: Any, input_model: Any) -> None:
 
 def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
     """A reference that cannot be found; bounds and declared metrics that no report will answer."""
-    with_reference(settings)
+    reference = with_reference(settings).reference
+    if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
+        raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
     bounds = [(bound.task, bound.metric) for bound in settings.require]
     if not bounds and not declared:
         return

@@ -360,6 +360,7 @@ def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
         ({"require": [{"metric": "kl_mean", "max": 1}]}, "no metric 'kl_mean' is measured: it needs 'reference'"),
         ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, "no task 'u' is measured; there are t"),
         ({"reference": "input_model"}, "'reference' = 'input_model': the input model is of type pytorchmodel"),
+        ({"reference": "no/such/model"}, "'evaluators.e.reference' = 'no/such/model': no such file or folder"),
         (
             {"metrics": [{"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}]},
             "'evaluators.e.metrics': no metric 'u' is measured",
@@ -371,7 +372,7 @@ def test_run_refuses_metrics_and_references_that_will_not_be_there(
 ) -> None:
     task = {"task": "t", "metric_list": [{"metric": "acc"}]}
     engine = new_engine()(ours(tasks=[task], **settings))
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(OliveExtError) as raised:
         engine.run(ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)}))
     assert message in str(raised.value)
     assert engine.num_evaluations == 0
