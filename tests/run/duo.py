@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +69,7 @@ class NetEngine(ForwardEngine):
     def __init__(self, net: Any) -> None:
         super().__init__()
         self.net = net
+        self.generated: list[Request] = []
 
     def _answer(self, request: Request) -> Result:
         if request.generation is not None:
@@ -80,6 +81,7 @@ class NetEngine(ForwardEngine):
 
     def _generate_on_net(self, request: Request) -> Result:
         made: list[int] = []
+        self.generated.append(request)
         assert request.generation is not None
         for _ in range(request.generation.max_new_tokens):
             made.append(int(logprobs(self.net, (*request.tokens, *made))[-1].argmax()))
@@ -111,7 +113,7 @@ class NetSession(Session):
 class ToldLM(OrtLM):
     """Tells a listener of everything lm-eval asks."""
 
-    def __init__(self, session: NetSession, listener: Listener | None) -> None:
+    def __init__(self, session: NetSession, listener: Callable[[Any, Any, Any], None] | None) -> None:
         super().__init__(session=session)
         self.listener = listener
 

@@ -1,0 +1,87 @@
+"""What was generated once is not generated again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.backends.remembering import Generations, Overheard, RememberingLM
+from tests.backends.reference import instances, model
+from tests.run.duo import NetSession, ToldLM
+
+GREEDY = {"until": ["\n"], "max_gen_toks": 5}
+SAMPLED = {**GREEDY, "do_sample": True, "temperature": 1.0}
+
+
+class Asked:
+    """A model over a file, what its observer was told, and how much it had to generate."""
+
+    def __init__(self, file: Path, **facts: Any) -> None:
+        self.told: list[tuple[Any, Any, Any]] = []
+        observer = lambda *told: self.told.append(told)  # noqa: E731
+        overheard = Overheard(observer)
+        spoken = ToldLM(NetSession(model()), overheard)
+        self.engine = spoken.session._engine
+        self.lm = RememberingLM(spoken, overheard, Generations(file, facts), observer)
+
+    @property
+    def prompts(self) -> set[tuple[int, ...]]:
+        return {request.tokens for request in self.engine.generated}
+
+
+def test_second_run_generates_nothing_and_tells_the_same(tmp_path: Path) -> None:
+    requests = instances("generate_until", [("the cat", GREEDY), ("the dog", GREEDY), ("the cat", GREEDY)])
+    first = Asked(tmp_path / "g")
+    texts = first.lm.generate_until(requests)
+    second = Asked(tmp_path / "g")
+    assert second.lm.generate_until(requests) == texts
+    assert len(first.prompts) == 2
+    assert second.prompts == set()
+    for one, two in zip(sorted(first.told, key=_place), sorted(second.told, key=_place), strict=True):
+        assert one[0] is two[0]
+        assert one[1].prompt == two[1].prompt
+        assert one[2].tokens == two[2].tokens
+
+
+def _place(told: tuple[Any, Any, Any]) -> int:
+    return int(told[0].idx)
+
+
+def test_other_settings_and_other_facts_are_other_answers(tmp_path: Path) -> None:
+    Asked(tmp_path / "g", model=1).lm.generate_until(instances("generate_until", [("the cat", GREEDY)]))
+    longer = Asked(tmp_path / "g", model=1)
+    longer.lm.generate_until(instances("generate_until", [("the cat", {**GREEDY, "max_gen_toks": 6})]))
+    assert longer.prompts
+    other = Asked(tmp_path / "g", model=2)
+    other.lm.generate_until(instances("generate_until", [("the cat", GREEDY)]))
+    assert other.prompts
+
+
+def test_sampled_answers_are_generated_again(tmp_path: Path) -> None:
+    requests = instances("generate_until", [("the cat", SAMPLED)], repeats=3)
+    Asked(tmp_path / "g").lm.generate_until(requests)
+    again = Asked(tmp_path / "g")
+    again.lm.generate_until(requests)
+    assert again.prompts
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "g"
+    requests = instances("generate_until", [("the cat", GREEDY), ("the dog", GREEDY)])
+    texts = Asked(file).lm.generate_until(requests)
+    file.write_text(file.read_text()[:-20])
+    again = Asked(file)
+    assert again.lm.generate_until(requests) == texts
+    assert len(again.prompts) == 1
+    last = Asked(file)
+    last.lm.generate_until(requests)
+    assert last.prompts == set()
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
+def test_scores_are_the_models_own(tmp_path: Path, kind: str) -> None:
+    asked = instances(kind, [("the cat", " sat")] if kind == "loglikelihood" else [("the cat sat",)])
+    remembering = Asked(tmp_path / "g").lm
+    assert getattr(remembering, kind)(asked) == getattr(remembering._spoken, kind)(asked)
