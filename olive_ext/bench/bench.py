@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -42,6 +43,7 @@ class Bench:
         self.folder = Path(config.output_dir)
         self.backends = (OURS, *config.chosen_peers)
         self._work_folder = self.folder / "processes"
+        self._staging = self._work_folder / "olive-ort"
         self._launch: Launch = launch or Launcher(self._work_folder, config.timeout)
         self._say = say
         self._runs: list[Run] = []
@@ -66,6 +68,7 @@ class Bench:
             self._runs.append(run)
             self._compare(asked)
             self._keep(asked, work)
+        shutil.rmtree(self._staging, ignore_errors=True)
         self._measure_growth(asked, work)
         self._measure_ceiling(work)
         self._finished = True
@@ -118,7 +121,7 @@ class Bench:
             },
             requests=str(self._requests(factor)),
             answers=str(self._answers(Run(backend, batch_size, number))),
-            staging=str(self._work_folder / "olive-ort"),
+            staging=str(self._staging),
             warmup=config.warmup,
             counts_tokens=backend == OURS and number == 0 and factor == 1,
         )

@@ -9,6 +9,7 @@ For T tokens fed, of which the distinct ones attend to C positions in all, and R
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from olive_ext.graph.load import load_graph
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 _THROUGH = {"DequantizeLinear", "Transpose", "Cast", "Identity"}
 _ROWS_AT_ONCE = (128, 256, 512, 1024)
+_TRIES, _IN_A_ROW = 10, 4
 
 
 @dataclass(frozen=True)
@@ -101,25 +103,22 @@ def measure_ceiling(matrices: tuple[tuple[int, int, int], ...], device: str, dty
     return max(rows * operations / _seconds(weights, rows, device) for rows in _ROWS_AT_ONCE)
 
 
-def _seconds(weights: list[tuple[Any, int]], rows: int, device: str, rounds: int = 5) -> float:
-    """Of one pass over the weights with `rows` rows: the fastest of several."""
-    import time
+def _seconds(weights: list[tuple[Any, int]], rows: int, device: str) -> float:
+    """Of one pass over the weights with `rows` rows, each product at its fastest of several."""
+    spent = 0.0
+    for weight, number in weights:
+        inputs = weight.new_empty(rows, weight.shape[0]).normal_()
+        spent += number * min(_product_seconds(inputs, weight, device) for _ in range(_TRIES))
+    return spent
 
-    import torch
 
-    best = float("inf")
-    for _ in range(rounds):
-        spent = 0.0
-        for weight, number in weights:
-            inputs = torch.randn(rows, weight.shape[0], device=device, dtype=weight.dtype)
-            _wait(device)
-            begin = time.perf_counter()
-            for _ in range(number):
-                inputs @ weight
-            _wait(device)
-            spent += time.perf_counter() - begin
-        best = min(best, spent)
-    return best
+def _product_seconds(inputs: Any, weight: Any, device: str) -> float:
+    _wait(device)
+    begin = time.perf_counter()
+    for _ in range(_IN_A_ROW):
+        inputs @ weight
+    _wait(device)
+    return (time.perf_counter() - begin) / _IN_A_ROW
 
 
 def _wait(device: str) -> None:

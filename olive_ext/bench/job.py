@@ -60,7 +60,7 @@ class Run:
 
     memory: Mapping[str, float] = field(default_factory=dict)
     """`before` and `open`: resident before and after the model was opened; `warm`: after the warm-up; `peak`: most
-    within the clock. On a GPU also `device_before`, `device_open`, `device_peak`."""
+    within the clock; `weights`: the model's files. On a GPU also `device_before`, `device_open`, `device_peak`."""
 
     counters: Mapping[str, float] = field(default_factory=dict)
     """Our engine's, within the clock."""
@@ -77,6 +77,14 @@ class Run:
 
     flops_per_second: float = 0.0
     """Of a ceiling."""
+
+    @property
+    def memory_above(self) -> float:
+        """The most that was resident above the model's own: above what was when it was open. Weights that were mapped
+        but not yet read then count as the model's, too."""
+        memory = self.memory
+        own = memory["open"] if "device_peak" in memory else max(memory["open"], memory["before"] + memory["weights"])
+        return memory["peak"] - own
 
     @property
     def in_model(self) -> float:

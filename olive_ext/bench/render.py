@@ -14,7 +14,7 @@ HEADS = (
     "tokens/s",
     "in model s",
     "process s",
-    "MB above open",
+    "MB above model",
     "MB peak",
     "ours / it",
     "answers",
@@ -28,8 +28,8 @@ _NO_WRAP = 10_000
 
 def cells(row: Row, reference: str | None) -> tuple[str, ...]:
     """One line of the table, in the order of the heads."""
-    if row.error and not row.rounds:
-        return (row.backend, *("",) * (len(HEADS) - 2), _short(row.error))
+    if not row.rounds:
+        return (row.backend, *("",) * (len(HEADS) - 2), _short(row.error or "not run"))
     above = row.memory_above if row.device_above is None else row.device_above
     most = row.memory_peak if row.device_peak is None else row.device_peak
     answers = "reference" if row.backend == reference else agreement(row.agreement)

@@ -31,7 +31,7 @@ class Row:
     """Of the whole process: imports, opening, warm-up and the work."""
 
     memory_above: float = 0.0
-    """Bytes: the most that was resident, above what was when the model was open."""
+    """Bytes: the most that was resident above the model's own, see `Run.memory_above`."""
 
     memory_peak: float = 0.0
     device_above: float | None = None
@@ -129,7 +129,7 @@ def _row(backend: str, runs: Sequence[Run], ours: Sequence[Run], num_requests: i
         fed_per_second=fed / seconds if fed else None,
         seconds=seconds,
         seconds_total=median(run.seconds_total for run in good),
-        memory_above=median(run.memory["peak"] - run.memory["open"] for run in good),
+        memory_above=median(run.memory_above for run in good),
         memory_peak=median(run.memory["peak"] for run in good),
         device_above=median(item["device_peak"] - item["device_open"] for item in devices) if devices else None,
         device_peak=median(item["device_peak"] for item in devices) if devices else None,

@@ -40,7 +40,7 @@ def _answer(job: Job) -> dict[str, Any]:
     kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
     device = str(job.opening.get("device", "cpu"))
     is_ours = job.backend == OURS
-    memory = _memory("before", device)
+    memory = {**_memory("before", device), "weights": _size(job)}
     begin = time.perf_counter()
     lm = open_lm(job)
     seconds_open = time.perf_counter() - begin
@@ -136,6 +136,15 @@ def _contexts(job: Job) -> dict[str, Any]:
             spent.append(time.perf_counter() - begin)
         series.append({"tokens": length, "seconds": median(spent[1:])})
     return {"series": series}
+
+
+def _size(job: Job) -> int:
+    """Bytes of the files that the backend's weights are in."""
+    from olive_ext.model import locate, size_on_disk
+
+    if job.backend == "hf":
+        return sum(file.stat().st_size for file in Path(job.opening["hf"]).glob("*.safetensors"))
+    return size_on_disk(locate(job.opening["model"]))
 
 
 def _memory(name: str, device: str) -> dict[str, float]:

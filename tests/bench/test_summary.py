@@ -10,7 +10,7 @@ from olive_ext.bench.render import HEADS, cells, facts, print_summary, to_markdo
 from olive_ext.bench.summary import Summary, summarize
 
 TOKENS = {"naive": 1000, "distinct": 200, "attended": 5000, "rows": 10}
-MEMORY = {"before": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}
+MEMORY = {"before": 1e8, "weights": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 
 
@@ -45,6 +45,11 @@ def test_row_is_the_median_of_the_best_batch_size() -> None:
     assert (hf.memory_above, hf.memory_peak, hf.seconds_total) == (2e8, 5e8, 10.0)
 
 
+def test_mapped_weights_that_are_read_later_are_the_models_own() -> None:
+    late = run("hf", 1, 0, 1.0, memory={**MEMORY, "weights": 2.5e8})
+    assert late.memory_above == 5e8 - 3.5e8
+
+
 def test_speedup_pairs_the_runs_of_a_round() -> None:
     assert summary().rows[1].speedup == (5.0, 4.0, 6.0)
     assert summary().rows[0].speedup is None
@@ -58,6 +63,11 @@ def test_peer_that_cannot_is_a_line_with_its_error() -> None:
     row = summary().rows[2]
     assert (row.rounds, row.error) == (0, "NotImplementedError: no generation")
     assert cells(row, "hf") == ("onnxruntime", *[""] * (len(HEADS) - 2), "NotImplementedError: no generation")
+
+
+def test_peer_whose_turn_has_not_come_is_a_line() -> None:
+    row = summarize(BACKENDS, runs()[:1], 40).rows[1]
+    assert cells(row, None)[-1] == "not run"
 
 
 def test_tokens_and_utilisation_are_of_our_runs() -> None:
