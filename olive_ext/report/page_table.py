@@ -9,6 +9,7 @@ from olive_ext.report.html_differences import SIGNS, Tone, difference_rows, dive
 from olive_ext.report.html_scores import cost_rows, score_rows
 from olive_ext.report.page import Page
 from olive_ext.report.render import print_rows
+from olive_ext.report.verdict import verdict
 
 _SCORE_HEADS = ("task", "metric", "n")
 
@@ -21,9 +22,9 @@ def print_page(page: Page, file: IO[str] | None = None) -> None:
         console.print(
             f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes no difference", markup=False
         )
-    notes = [f"{contrast.candidate}: {contrast.note}" for contrast in page.contrasts if contrast.note]
-    for note in notes:
-        console.print(note, markup=False)
+    for contrast in page.contrasts:
+        note = f" ({contrast.note})" if contrast.note else ""
+        console.print(f"{contrast.candidate}: {verdict(contrast.comparison).line}{note}", markup=False)
 
 
 def _rows(page: Page) -> list[Sequence[str]]:

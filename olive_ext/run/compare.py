@@ -54,12 +54,18 @@ def _listed(names: list[str]) -> str:
 def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
     found = [(name, file) for text in given for name, file in _files(text)]
-    names = short_names([file.parent.resolve().parts for _, file in found])
+    names = short_names([_parts(file) for _, file in found])
     named = [Named(name or short, _read(file), file.parent) for (name, file), short in zip(found, names, strict=True)]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
         raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
+
+
+def _parts(file: Path) -> tuple[str, ...]:
+    """What names a report: its folder, and the file where that is not the usual one (report-2.json)."""
+    folder = file.parent.resolve().parts
+    return folder if file.name == REPORT_FILE else (*folder, file.stem)
 
 
 def _files(text: str) -> list[tuple[str, Path]]:

@@ -122,6 +122,14 @@ def test_folder_of_reports_stands_for_them_and_names_can_be_given(tmp_path: Path
     assert [column.name for column in page.columns] == ["two", "one", "mine"]
 
 
+def test_several_reports_in_one_folder_are_named_by_their_files(tmp_path: Path) -> None:
+    folder = place(tmp_path, "model", [])
+    second = folder / "report-2.json"
+    second.write_bytes((folder / "report.json").read_bytes())
+    page = compare([str(folder), str(second)])
+    assert [column.name for column in page.columns] == ["model", "report-2"]
+
+
 def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
     paths = [str(place(tmp_path, name, BASE)) for name in ("a", "b", "c")]
     for baseline in ("b", paths[1], f"{paths[1]}/report.json"):
@@ -219,6 +227,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert err == ""
     assert "0.70 ± 0.10" in out
     assert "(\N{MINUS SIGN}0.10)" in out
+    assert "int4: no loss found: accuracy difference -10.0 %" in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
