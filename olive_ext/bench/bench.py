@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.bench.agreement import Answers, compare
-from olive_ext.bench.files import replace_text
 from olive_ext.bench.flops import Work, read_work
 from olive_ext.bench.job import OURS, Job, Run
 from olive_ext.bench.picture import draw
@@ -23,7 +21,8 @@ from olive_ext.bench.rounds import PROBE, Schedule
 from olive_ext.bench.summary import Summary, chosen_runs, summarize
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import locate
-from olive_ext.report.files import check_writable
+from olive_ext.report.files import check_writable, write_texts
+from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:
     from olive_ext.backends.recorder import Asked
@@ -91,7 +90,7 @@ class Bench:
         return asked
 
     def _write(self, factor: int, asked: Sequence[Asked]) -> None:
-        replace_text(self._requests(factor), json.dumps([asdict(one) for one in asked]))
+        write_texts({self._requests(factor): json.dumps([asdict(one) for one in asked])}, self._work_folder)
 
     def _requests(self, factor: int) -> Path:
         return self._work_folder / f"requests-{'probe' if factor == PROBE else factor}.json"
@@ -187,8 +186,9 @@ class Bench:
             ceiling=self._ceiling,
         )
         title = f"{Path(self.config.model).resolve().name}: {', '.join(self.config.tasks)}"
-        replace_text(self.folder / "bench.json", json.dumps(self._facts(summary, work), indent=1, default=str) + "\n")
-        replace_text(self.folder / "bench.md", to_markdown(summary, title, self._growth))
+        facts = json.dumps(self._facts(summary, work), indent=1, default=str) + "\n"
+        page = to_markdown(summary, title, self._growth)
+        write_texts({self.folder / "bench.json": facts, self.folder / "bench.md": page}, self.folder)
         draw(summary, title, self._growth, self.folder / "bench.png")
         return summary
 
@@ -198,7 +198,7 @@ class Bench:
         return {
             "finished": self._finished,
             "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "machine": machine(),
+            "machine": describe_hardware(),
             "versions": versions(),
             "config": self.config.model_dump(mode="json", exclude_unset=True),
             "summary": summary.to_json(),
@@ -206,23 +206,6 @@ class Bench:
             "growth": self._growth,
             "runs": [run.to_json() for run in self._runs],
         }
-
-
-def machine() -> dict[str, Any]:
-    """Processor, how many of them, memory in bytes, and the system."""
-    import psutil
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {
-        "processor": name or platform.processor(),
-        "processors": os.cpu_count(),
-        "cores": psutil.cpu_count(logical=False),
-        "memory": psutil.virtual_memory().total,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
 
 
 def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda line: None) -> Summary:

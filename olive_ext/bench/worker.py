@@ -16,7 +16,7 @@ from typing import Any
 
 from olive_ext.bench.flops import measure_ceiling
 from olive_ext.bench.job import OURS, Job
-from olive_ext.bench.memory import on_device, peak, resident
+from olive_ext.bench.memory import now, peak
 from olive_ext.bench.tokens import count_tokens
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -148,8 +148,8 @@ def _size(job: Job) -> int:
 
 
 def _memory(name: str, device: str) -> dict[str, float]:
-    used = on_device(device)
-    return {name: resident()} if used is None else {name: resident(), f"device_{name}": used}
+    found = now(device)
+    return {name: found["resident"], **({f"device_{name}": found["device"]} if "device" in found else {})}
 
 
 def _end_with_parent() -> None:
