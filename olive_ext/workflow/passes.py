@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from olive.model import ONNXModelHandler
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 
 from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
+from olive_ext.model.locate import read_outline
 from olive_ext.report import Report, write
 from olive_ext.report.chain import PASSES
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
@@ -102,7 +104,7 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         )
         if run is not None:
             report = replace(report, model={**report.model, PASSES: list(run.current)})
-        output = copy.deepcopy(model)
+        output = _kept_whole(copy.deepcopy(model))
         attributes = dict(output.model_attributes or {})
         carried = [str(file) for file in attributes.get("additional_files") or []]
         with surfaced("the report cannot be kept with the model"):
@@ -112,6 +114,15 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         if run is None and (lines := broken_bounds(settings.require, report.metrics)):
             raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
         return output
+
+
+def _kept_whole(model: Any) -> Any:
+    """The model, named by its folder where it is a file with external data: Olive saves a file alone."""
+    if isinstance(model, ONNXModelHandler) and Path(model.get_resource("model_path")).is_file():
+        path = Path(model.model_path)
+        if any((path.parent / location).exists() for location in read_outline(path).locations):
+            model.change_model_path_to_dir()
+    return model
 
 
 def _costs(settings: WorkflowSettings) -> list[str]:

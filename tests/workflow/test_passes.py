@@ -143,6 +143,13 @@ def test_bounds_are_kept_out_of_the_cache_key() -> None:
     assert [bound.min for bound in first.require + second.require] == [0.1, 0.2]
 
 
+def test_model_given_as_a_file_is_saved_with_its_external_data(tmp_path: Path) -> None:
+    file = genai_export("llama") / "model.onnx"
+    output = make(Measure()).run(ONNXModelHandler(str(file)), str(tmp_path))
+    assert (Path(output.get_resource("model_path")), output.onnx_file_name) == (file.parent, "model.onnx")
+    assert Path(output.model_path) == file
+
+
 def test_files_that_travel_along_stay_where_they_are(tmp_path: Path) -> None:
     package = tmp_path / "users own"
     package.mkdir()
