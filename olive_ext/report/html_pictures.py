@@ -58,14 +58,17 @@ def _cut(text: str, most: int = 48) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
+def _short(candidate: str) -> str:
+    return _cut(candidate, 18)
+
+
 def _interval(axes: Any, row: Difference, place: float) -> None:
     color, marker, face = _TONES[row.tone]
     axes.plot([row.low, row.high], [place, place], color=color, linewidth=2, solid_capstyle="butt", zorder=3)
     for end in (row.low, row.high):
         axes.plot([end, end], [place - 0.13, place + 0.13], color=color, linewidth=1.5, zorder=3)
-    axes.plot(
-        [row.difference], [place], marker=marker, markersize=9, markerfacecolor=face, markeredgecolor=color, zorder=4
-    )
+    dot: dict[str, Any] = {"color": color, "markerfacecolor": face, "markeredgecolor": color}
+    axes.plot([row.difference], [place], marker=marker, markersize=9, zorder=4, **dot)
 
 
 def _words_above(axes: Any, row: Difference, place: int, several: bool) -> None:
@@ -120,7 +123,7 @@ def histogram(series: Series, name: str) -> str:
             if len(series) == 1:
                 axes.bar(range(len(shares)), shares, width=0.86, align="edge", color=SERIES[0])
             else:
-                axes.stairs(shares, color=SERIES[place], linestyle=DASHES[place], linewidth=2, label=candidate)
+                axes.stairs(shares, color=SERIES[place], linestyle=DASHES[place], linewidth=2, label=_short(candidate))
         axes.set_xticks(*_edge_ticks(edges))
         axes.set_xlim(0, len(edges))
         axes.set_ylim(0)
@@ -129,19 +132,19 @@ def histogram(series: Series, name: str) -> str:
 
 
 def by_position(series: Series, name: str) -> str:
-    """Mean KL along the text."""
-    labels = [item.label for item in series[0][1]]
+    """Mean KL along the text; each range of positions stands at its beginning."""
+    labels = [item.label.partition("-")[0] for item in max((bins for _, bins in series), key=len)]
     with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series))) as figure:
         axes = _small_axes(figure, len(series))
         for place, (candidate, bins) in enumerate(series):
             known = [(x, item.mean) for x, item in enumerate(bins) if item.mean is not None]
             xs, ys = zip(*known, strict=True) if known else ((), ())
-            axes.plot(xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=5, linewidth=2, label=candidate,
-                      linestyle=DASHES[place], markeredgecolor=PAPER)  # fmt: skip
+            axes.plot(xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=5, linewidth=2,
+                      label=_short(candidate), linestyle=DASHES[place], markeredgecolor=PAPER)  # fmt: skip
         every = max(1, -(-len(labels) // 6))
         axes.set_xticks(range(0, len(labels), every), labels[::every])
         axes.set_ylim(0)
-        _finish(figure, axes, "position of the token in the text", "mean KL, nats", len(series))
+        _finish(figure, axes, "tokens in front, from … on", "mean KL, nats", len(series))
         return svg(figure, "Mean KL by the position of the token", name)
 
 
@@ -156,7 +159,7 @@ def by_class(series: Series, name: str) -> str:
             if len(series) == 1:
                 axes.hlines(ys, 0, xs, color=SERIES[0], linewidth=2)
             axes.plot(
-                xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=8, linestyle="", label=candidate,
+                xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=8, linestyle="", label=_short(candidate),
                 markeredgecolor=PAPER, clip_on=False, zorder=3,
             )  # fmt: skip
             if len(series) == 1:

@@ -6,6 +6,7 @@ left.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -146,7 +147,8 @@ def _divergence(task: str, num_documents: int, kl: float, random: np.random.Gene
     mean = float(values.mean())
     quantiles = np.quantile(values, [0.5, 0.9, 0.99, 0.999, 1]).tolist()
     ratio = math.exp(1.7 * mean)
-    positions = [f"{2**place:.0f}" for place in range(10)]
+    edges_of_positions = [0, *(16 * 2**place for place in range(8))]
+    positions = [f"{low}-{high - 1}" for low, high in itertools.pairwise(edges_of_positions)]
     return Divergence(
         task=task,
         num_documents=num_documents,
@@ -162,7 +164,7 @@ def _divergence(task: str, num_documents: int, kl: float, random: np.random.Gene
         perplexity_candidate=18.274 * ratio,
         perplexity_ratio=ratio,
         perplexity_ratio_stderr=0.11 / math.sqrt(num_documents),
-        histogram=tuple(Bin(f"{edge:.3g}", int(n), None) for edge, n in zip(edges, counts, strict=False)),
+        histogram=tuple(Bin(f"{edge:.2g}", int(n), None) for edge, n in zip(edges, counts, strict=False)),
         by_position=tuple(Bin(name, 900, mean * (1.6 - 0.09 * place)) for place, name in enumerate(positions)),
         by_class=tuple(
             Bin(name, 4000, mean * factor) for name, factor in zip(CLASSES, (1.3, 0.5, 1.7, 0.8, 0.6, 0.2), strict=True)

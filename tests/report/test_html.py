@@ -14,8 +14,9 @@ import pytest
 from olive_ext.report import Metric, Report, to_html
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Comparison, Flip
+from olive_ext.report.html import render
 from olive_ext.report.html_flips import CHUNK, MAX_CHARACTERS, flip_data
-from olive_ext.report.page import Contrast
+from olive_ext.report.page import Column, Contrast, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 
 pytest.importorskip("jinja2")
@@ -108,6 +109,31 @@ def test_page_without_a_comparison_says_so_and_leaves_parts_out() -> None:
 
 def test_empty_report_has_a_page() -> None:
     assert Reader(to_html(Report(metrics=()))).wrong == []
+
+
+def test_page_of_several_candidates_tells_them_apart_by_more_than_colour() -> None:
+    names = ["int8", "int4", "a_very_long_name_of_a_quantized_model"]
+    reports = [report(f"models/{name}", comparison(100, seed=seed)) for seed, name in enumerate(names)]
+    columns = [
+        Column("float", report().metrics, report()),
+        *map(Column, names, [item.metrics for item in reports], reports),
+    ]
+    found = [item.comparison or Comparison({}) for item in reports]
+    contrasts = tuple(Contrast(name, "float", item) for name, item in zip(names, found, strict=True))
+    text = render(Page("three against one", tuple(columns), contrasts))
+    read = Reader(text)
+    assert read.wrong == []
+    ids = Counter(value for _, name, value in read.attributes if name == "id")
+    assert [name for name, count in ids.items() if count > 1] == []
+    assert text.count('class="verdict') == 3
+    assert "var(--series-3)" in text
+    assert "stroke-dasharray" in text
+
+
+def test_every_colour_of_a_picture_is_the_page_s_own(page: str) -> None:
+    pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(pictures) == 2 + 3 * 5
+    assert not re.search(r"#[0-9a-f]{6}\b", " ".join(pictures))
 
 
 def test_hostile_names_and_texts_stay_text() -> None:
