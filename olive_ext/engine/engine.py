@@ -28,14 +28,30 @@ WINDOW_PER_SLOT = 16
 class Engine:
     """Runs requests on one runner. Not thread-safe: one call at a time."""
 
-    def __init__(self, runner: Runner, chunk_size: int, steps: ScoringSteps | None = None) -> None:
-        self.counters = Counters()
+    def __init__(
+        self,
+        runner: Runner,
+        chunk_size: int,
+        steps: ScoringSteps | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.counters = counters or Counters()
         self._runner = runner
         self._chunk_size = chunk_size
         self._steps = steps or ScoringSteps(runner, chunk_size, "engine.chunk_size")
         self._limit = UNLIMITED
         self._scheduler = self._new_scheduler()
         self._is_closed = False
+
+    @property
+    def runner(self) -> Runner:
+        """What it drives."""
+        return self._runner
+
+    @property
+    def chunk_size(self) -> int:
+        """Most tokens fed in one step."""
+        return self._chunk_size
 
     @property
     def context_length(self) -> int:

@@ -7,6 +7,7 @@ Axes: S tokens of a row, R head rows, T targets, K sampled rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,7 +101,7 @@ class GenaiRunner:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {one_line(error)}") from error
-        return score(logits_RV, step)
+        return replace(score(logits_RV, step), logits_RV=logits_RV)
 
     def describe(self) -> Mapping[str, Any]:
         return {

@@ -30,11 +30,13 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:
-    """The outputs of two halves as one."""
+    """The outputs of two halves as one, but for rows of logits, which only the runner's own wrapper uses."""
+    notes, more = first.notes_T, second.notes_T
     return StepOutput(
         np.concatenate([first.target_logprobs, second.target_logprobs]),
         np.concatenate([first.greedy_ids, second.greedy_ids]),
         np.concatenate([first.sample_logits_KV, second.sample_logits_KV]),
+        notes_T=None if notes is None or more is None else np.concatenate([notes, more]),
     )
 
 

@@ -17,6 +17,7 @@ from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Step, StepOutput
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
+ROWS_OUTPUT = "score_logits"
 
 
 class Head(Protocol):
@@ -35,20 +36,23 @@ class Head(Protocol):
 
 
 class GraphHead:
-    """The head is part of the decoder's graph."""
+    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device."""
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: str, reason: str, exposed: Device | None = None) -> None:
         self.host_bytes = 0
+        self._exposed = exposed
         self._kind = kind
         self._reason = reason
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         bind_indices(binding, feed, step)
+        if self._exposed is not None:
+            binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
-        arrays = [value.numpy() for value in outputs]
+        arrays = [value.numpy() for value in outputs[: len(OUTPUTS)]]
         self.host_bytes += sum(array.nbytes for array in arrays)
-        return StepOutput(*arrays)
+        return StepOutput(*arrays, *outputs[len(OUTPUTS) :])
 
     def describe(self) -> Mapping[str, Any]:
         return {"scoring_head": self._kind, "scoring_head_reason": self._reason}
@@ -57,12 +61,13 @@ class GraphHead:
 class SeparateHead:
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
-    def __init__(self, session: ort.InferenceSession, logits: str, device: Device) -> None:
+    def __init__(self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool) -> None:
         self._session = session
         self._logits = logits
         self._device = device
         self._feed = Feed(session, device)
-        self._inner = GraphHead("untouched", "the graph runs as it is; its logits feed a second graph")
+        why = "the graph runs as it is; its logits feed a second graph"
+        self._inner = GraphHead("untouched", why, device if exposes_rows else None)
 
     @property
     def host_bytes(self) -> int:
@@ -75,7 +80,7 @@ class SeparateHead:
         (logits,) = outputs
         binding = self._session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
-        bind_indices(binding, self._feed, step)
+        self._inner.bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         return self._inner.read(binding.get_outputs(), step)
 

@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.plan import common_prefix
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import Source, refuse_source
 from olive_ext.errors import ModelError, RunError
@@ -26,16 +28,15 @@ _DEFAULT_LENGTH = 2048
 
 
 class HfRunner:
-    """One slot: the tokens that have been fed, and transformers' cache of them.
+    """One slot, and transformers' cache of what was fed last.
 
     A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
-    serve (a window, a recurrent state, none at all) the past is fed again. Its logits are exposed on the host.
+    serve (a window, a recurrent state, none at all) the past is fed again. Branches run one after the other in that
+    slot, so that steps of a candidate with a trunk can be followed. Its logits are exposed on the host.
     """
 
     batching = Batching.SINGLE
     num_slots = 1
-    has_trunk = False
-    trunk_capacity = 0
     source_kind = None
 
     def __init__(self, model: Any, facts: Mapping[str, Any], max_length: int | None = None) -> None:
@@ -52,7 +53,17 @@ class HfRunner:
         self._picks_rows = "logits_to_keep" in parameters
         self._is_croppable = self._keeps_cache and _is_croppable(self._new_cache())
         self._cache: Any = None
-        self._tokens: list[int] = []
+        self._cached: list[int] = []
+        self._slot: list[int] = []
+        self._trunk_C = np.empty(0, np.int64)
+
+    @property
+    def has_trunk(self) -> bool:
+        return self._is_croppable
+
+    @property
+    def trunk_capacity(self) -> int:
+        return len(self._trunk_C)
 
     @property
     def can_cut(self) -> bool:
@@ -77,19 +88,29 @@ class HfRunner:
         """Nothing: the cache grows as it is fed."""
 
     def reserve_trunk(self, cells: int) -> None:
-        """Nothing: there is no trunk."""
+        """Of the trunk only the tokens are kept."""
+        if cells > len(self._trunk_C):
+            self._trunk_C = np.zeros(cells, np.int64)
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
-        (row,) = step.rows
-        offsets = [head.offset for head in step.heads]
-        try:
-            logits_RV = self._feed(row.past, row.tokens, offsets)
-        except (RuntimeError, MemoryError, IndexError) as error:
-            self._forget()
-            shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-            raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
-        return self._score(logits_RV, step)
+        import torch
+
+        self._follow_trunk(step)
+        parts = []
+        for number, row in enumerate(step.rows):
+            offsets = [head.offset for head in step.heads if head.row == number]
+            past = self._slot[: row.past] if row.cells_P is None else self._trunk_C[row.cells_P].tolist()
+            try:
+                logits_RV = self._feed(past, row.tokens, offsets)
+            except (RuntimeError, MemoryError, IndexError) as error:
+                self._forget()
+                shape = f"{len(row.tokens)} tokens behind {row.past} positions"
+                raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
+            parts.append(logits_RV if offsets or number + 1 == len(step.rows) else logits_RV[:0])
+            if row.cells_P is None:
+                self._slot = [*past, *row.tokens]
+        return self._score(torch.cat(parts), step)
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -110,20 +131,28 @@ class HfRunner:
 
     def _forget(self) -> None:
         self._cache = None
-        self._tokens = []
+        self._cached = []
 
     def _new_cache(self) -> Any:
         from transformers import DynamicCache
 
         return DynamicCache(config=self._model.config)
 
-    def _feed(self, past: int, tokens: Sequence[int], offsets: list[int]) -> torch.Tensor:
-        """Feeds `tokens`; the logits [max(R, 1), V] behind those at `offsets`, in fp32."""
+    def _follow_trunk(self, step: Step) -> None:
+        """Notes which tokens the trunk's cells hold."""
+        for move in step.moves:
+            self._trunk_C[move.target : move.target + len(move.source_N)] = self._trunk_C[move.source_N]
+        if step.first_cell is not None:
+            tokens = [token for row in step.rows for token in row.tokens]
+            self._trunk_C[step.first_cell : step.first_cell + len(tokens)] = tokens
+
+    def _feed(self, past: Sequence[int], tokens: Sequence[int], offsets: list[int]) -> torch.Tensor:
+        """Feeds `tokens` behind `past`; the logits [max(R, 1), V] behind those at `offsets`, in fp32."""
         import torch
 
-        replayed = self._go_back(past)
+        replayed = past[self._go_back(past) :]
         fed = [*replayed, *tokens]
-        self._tokens = [*self._tokens[:past], *tokens]
+        self.tokens_replayed += len(replayed)
         rows = torch.tensor([len(replayed) + offset for offset in offsets] or [len(fed) - 1])
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
@@ -131,18 +160,19 @@ class HfRunner:
             ids = torch.tensor([fed], device=self._model.device)
             logits_RV = self._model(input_ids=ids, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
+        self._cached = [*past, *tokens]
         return picked
 
-    def _go_back(self, past: int) -> list[int]:
-        """Makes the cache hold the first `past` tokens or none; what is missing of them and must be fed again."""
-        held = len(self._tokens)
-        if self._cache is not None and past <= held and (past == held or self._is_croppable):
-            if past < held:
-                self._cache.crop(past - held)  # a negative number takes that many away, in every version 5
-            return []
+    def _go_back(self, past: Sequence[int]) -> int:
+        """Cuts the cache back to what it shares with `past`: the number of tokens. Begins anew where it cannot be."""
+        held = len(self._cached)
+        shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
+        if self._cache is not None and (shared == held or self._is_croppable):
+            if shared < held:
+                self._cache.crop(shared - held)  # a negative number takes that many away, in every version 5
+            return shared
         self._cache = self._new_cache() if self._keeps_cache else None
-        self.tokens_replayed += past
-        return self._tokens[:past]
+        return 0
 
     def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:
         import torch
@@ -163,9 +193,12 @@ class HfRunner:
         return array
 
 
-def load_model(where: str, dtype: str, device: str | None) -> tuple[Any, dict[str, Any]]:
+def load_model(
+    where: str, dtype: str, device: str | None, num_threads: int | None = None
+) -> tuple[Any, dict[str, Any]]:
     """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
-    own), "float32", "float16" or "bfloat16". Raises `ModelError` for what cannot be loaded as a causal language model.
+    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process. Raises `ModelError` for
+    what cannot be loaded as a causal language model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -177,8 +210,17 @@ def load_model(where: str, dtype: str, device: str | None) -> tuple[Any, dict[st
         raise ModelError(f"transformers cannot load '{where}' as a causal model: {_first_line(error)}") from error
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    return placed, {"model": where, "runtime": "transformers", "dtype": str(placed.dtype), "device": str(placed.device)}
+    facts = {
+        "model": where,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "runtime": "transformers",
+        "dtype": str(placed.dtype).removeprefix("torch."),
+        "device": str(placed.device),
+    }
+    return placed, facts
 
 
 def context_length(config: Any) -> int | None:

@@ -27,7 +27,7 @@ from olive_ext.engine.kv_view import ViewKv
 from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
-from olive_ext.engine.scoring_steps import ScoringSteps, longest_step
+from olive_ext.engine.scoring_steps import ScoringSteps, longest_step, pinned_size
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
@@ -59,8 +59,10 @@ def open_engine(
     batch_size: int | None = None,
     allow_cpu_fallback: bool = False,
     profile_prefix: Path | None = None,
+    exposes_rows: bool = False,
 ) -> Engine:
-    """An engine for the decoder in `files`. Raises `ModelError` for a graph that cannot be scored or run, and
+    """An engine for the decoder in `files`; with `exposes_rows` its runner leaves the rows of logits on the device, for
+    a comparison. Raises `ModelError` for a graph that cannot be scored or run, and
     `ProviderError` for a provider that does not come up. `profile_prefix` makes ONNX Runtime write a profile."""
     runtime, reason = choose_runtime(config, files)
     chosen = {"runtime": runtime, "runtime_origin": reason}
@@ -80,7 +82,7 @@ def open_engine(
         )
     adapters = Adapters(config.adapters)
     proto, spec = _read(files, max_length, adapters)
-    opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix)
+    opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix, exposes_rows)
     proto, spec, branches = opener.branches(with_full_length_kv(proto), spec)
     session, head = opener.decoder(proto, spec)
     del proto  # inline weights would stay in memory twice
@@ -111,14 +113,13 @@ def _engine(
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
     trunk = Trunk(ViewKv(KvPlace(session, spec, 1, device, opener.helper)), Bias(branches.biases)) if branches else None
-    runner = OrtRunner(session, spec, kv, head, facts, device, embedding, encoder, adapters, trunk)
+    runner = OrtRunner(session, spec, kv, head, facts, device, opener.helper, embedding, encoder, adapters, trunk)
     if isinstance(kv, ReturnedKv) and encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
     if trunk is not None and (problem := check_branches(runner, spec.vocab_size)):
         trunk.is_used = False
         notes.append(f"texts are scored one after the other: {problem}")
-    pinned = chunk_size if config.scoring == "branches" or config.chunk_size != "auto" else None
-    return Engine(runner, chunk_size, ScoringSteps(runner, pinned))
+    return Engine(runner, chunk_size, ScoringSteps(runner, pinned_size(config, chunk_size)))
 
 
 def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tuple[ModelProto, DecoderSpec]:
@@ -165,6 +166,7 @@ class _Opener:
     config: EngineConfig
     allow_cpu_fallback: bool
     profile_prefix: Path | None
+    exposes_rows: bool
 
     def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
         """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
@@ -197,11 +199,16 @@ class _Opener:
         if self.config.graph == "untouched":
             session = self._from_memory(proto, self.files.decoder)
             head = self.helper(
-                scoring_graph(spec.logits.elem_type, spec.vocab_size, len(spec.logits.shape)).SerializeToString()
+                scoring_graph(
+                    spec.logits.elem_type, spec.vocab_size, len(spec.logits.shape), exposes_rows=self.exposes_rows
+                ).SerializeToString()
             )
-            return session, SeparateHead(head, spec.logits.name, self.device(session))
-        scoring = add_scoring_head(proto, spec.logits.name)
-        return self._from_memory(scoring.model, self.files.decoder), GraphHead(scoring.kind, scoring.reason)
+            place = self.device(session)
+            return session, SeparateHead(head, spec.logits.name, place, exposes_rows=self.exposes_rows)
+        scoring = add_scoring_head(proto, spec.logits.name, exposes_rows=self.exposes_rows)
+        session = self._from_memory(scoring.model, self.files.decoder)
+        exposed = self.device(session) if self.exposes_rows else None
+        return session, GraphHead(scoring.kind, scoring.reason, exposed)
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         companion = self.files.companions.get("embedding")

@@ -16,7 +16,7 @@ from olive_ext.engine.divergence import Divergence
 from olive_ext.engine.step import Batching, Runner, Step, StepOutput
 from olive_ext.engine.types import COMPARED, Notes, Source
 from olive_ext.engine.wrapped import WrappedRunner
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, MemoryShortageError
 
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
 """Each allows what those before it allow."""
@@ -33,6 +33,7 @@ class PairRunner(WrappedRunner):
         super().__init__(candidate)
         self._reference = reference
         self._divergence = divergence
+        self._owed: tuple[Step, ...] = ()
         if candidate.source_kind is not reference.source_kind:
             kinds = [runner.source_kind.value if runner.source_kind else "none" for runner in (reference, candidate)]
             raise ConfigError(f"the reference's encoder takes {kinds[0]} and the model's {kinds[1]}")
@@ -89,8 +90,18 @@ class PairRunner(WrappedRunner):
         self._reference.reserve_trunk(cells)
 
     def run(self, step: Step) -> StepOutput:
-        reference = self._reference.run(step)
-        candidate = self._inner.run(step)
+        """Raises `MemoryShortageError` where one of them has no memory for the step; its halves, which come without its
+        copies and moves, may be run then."""
+        try:
+            reference = self._reference.run(step)
+        except MemoryShortageError:
+            self._owed = (*self._owed, step)
+            raise
+        copies = (copy for owed in (*self._owed, step) for copy in owed.copies)
+        moves = (move for owed in (*self._owed, step) for move in owed.moves)
+        whole = replace(step, copies=tuple(copies), moves=tuple(moves)) if self._owed else step
+        self._owed = ()
+        candidate = self._inner.run(whole)
         return replace(candidate, logits_RV=None, notes_T=self._notes(step, reference, candidate))
 
     def describe(self) -> Mapping[str, Any]:

@@ -109,4 +109,6 @@ def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Seque
         position = first + target - 1
         while owners[place][0] <= position:
             place += 1
-        owners[place][1].reads.setdefault(position, []).append(Read(request.tokens[first + target], answer, target))
+        record = request.records[target] if request.records else -1
+        read = Read(request.tokens[first + target], answer, target, record)
+        owners[place][1].reads.setdefault(position, []).append(read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnxruntime as ort
@@ -38,11 +38,14 @@ class OrtRunner:
         head: Head,
         facts: Mapping[str, Any],
         device: Device,
+        open_graph: Callable[[bytes], ort.InferenceSession],
         embedding: Embedding | None = None,
         encoder: Encoder | None = None,
         adapters: Adapters | None = None,
         trunk: Trunk | None = None,
     ) -> None:
+        self.device = device
+        self.open_graph = open_graph
         self._adapters = adapters
         self._trunk = trunk
         self._embedding = embedding

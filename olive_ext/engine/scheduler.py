@@ -97,7 +97,7 @@ class Scheduler:
         """Takes in what `step` found; returns the answers that are now complete."""
         self._counters.steps += 1
         completed: list[Answer] = []
-        targets = iter(zip(step.targets, output.target_logprobs.tolist(), strict=True))
+        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
         for row, sequence in zip(step.rows, self._stepping, strict=True):
@@ -108,8 +108,9 @@ class Scheduler:
             for position in _wanted(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads.get(position, ()):
-                    (_, token), logprob = next(targets)
-                    read.answer.put_score(read.target, logprob, best == token)
+                    number, ((_, token), logprob) = next(targets)
+                    note = None if output.notes_T is None else output.notes_T[number : number + 1]
+                    read.answer.put_score(read.target, logprob, best == token, note)
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
@@ -160,10 +161,11 @@ class Scheduler:
             if sequence is None:
                 continue
             for position in _wanted(sequence, row):
-                targets.extend((len(heads), read.token) for read in sequence.reads.get(position, ()))
+                reads = sequence.reads.get(position, ())
+                targets.extend((len(heads), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
                     samples.append(len(heads))
-                heads.append(HeadRow(place, position - row.past))
+                heads.append(HeadRow(place, position - row.past, max((read.record for read in reads), default=-1)))
         self._stepping = tuple(sequence for sequence, _ in rows)
         return Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
 

@@ -22,6 +22,11 @@ def longest_step(config: EngineConfig) -> int:
     return DEFAULT_CHUNK if config.chunk_size == "auto" else config.chunk_size
 
 
+def pinned_size(config: EngineConfig, chunk_size: int) -> int | None:
+    """Tokens of a step of branches where the user has said so; None leaves them to the measurement."""
+    return chunk_size if config.scoring == "branches" or config.chunk_size != "auto" else None
+
+
 class ScoringSteps:
     """The present choice; `size` is 0 where sequences are scored one by one.
 

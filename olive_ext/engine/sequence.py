@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.types import FinishReason, Generation, Result, Source
+from olive_ext.engine.types import FinishReason, Generation, Notes, Result, Source
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -24,6 +24,7 @@ class Answer:
         self.key = key
         self._logprobs = [0.0] * num_targets
         self._is_greedy = [False] * num_targets
+        self._notes: Notes | None = None
         self._num_missing = num_targets
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
@@ -32,25 +33,33 @@ class Answer:
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
 
-    def put_score(self, target: int, logprob: float, is_greedy: bool) -> None:
-        """Stores the score of the request's target number `target`; each is put once."""
+    def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
+        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put
+        once."""
         self._logprobs[target] = logprob
         self._is_greedy[target] = is_greedy
         self._num_missing -= 1
+        if note is not None:
+            if self._notes is None:
+                self._notes = np.zeros(len(self._logprobs), note.dtype)
+            self._notes[target] = note[0]
 
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
-        return Result(tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason)
+        return Result(
+            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
+        )
 
 
 @dataclass(frozen=True)
 class Read:
-    """The score of `token` as the next one is number `target` of `answer`."""
+    """The score of `token` as the next one is number `target` of `answer`; `record` as in `HeadRow`."""
 
     token: int
     answer: Answer
     target: int
+    record: int = -1
 
 
 @dataclass

@@ -160,14 +160,14 @@ class Compared:
     top_logprobs: npt.NDArray[np.float32]
     """Of the reference's argmax, under this model."""
 
+    targets: npt.NDArray[np.int64]
+    """The token that was scored."""
+
+    positions: npt.NDArray[np.int64]
+    """How many tokens the models saw before it."""
+
     def __len__(self) -> int:
         return len(self.kl)
-
-    @classmethod
-    def join(cls, parts: Sequence[Notes]) -> Compared:
-        """Of `COMPARED` arrays, one behind the other."""
-        notes_T = np.concatenate([np.empty(0, COMPARED), *parts])
-        return cls(*(notes_T[name].copy() for name in COMPARED.names or ()))
 
 
 @dataclass(frozen=True)
@@ -180,3 +180,16 @@ class Result:
     finish_reason: FinishReason = FinishReason.SCORED
     notes: Notes | None = field(default=None, compare=False)
     """What the runner noted of each target: `COMPARED`[T] where there is a reference."""
+
+
+def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
+    """What a reference said of the requests' targets, one request behind the other; None where there was none."""
+    parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]
+    if len(parts) < len(requests) or not parts:
+        return None
+    notes_T = np.concatenate(parts)
+    scored = [(request.tokens, len(request.tokens) - request.num_targets) for request in requests]
+    targets = np.concatenate([np.array(tokens[first:], np.int64) for tokens, first in scored])
+    positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
+    said: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
+    return Compared(**said, targets=targets, positions=positions)

@@ -50,7 +50,8 @@ def divergence_graph(vocab_size: int) -> bytes:
     terms = writer.add("Where", [is_possible, product, writer.number(0.0)])
     mean = writer.add("Div", [sum_of_rows(writer, terms, vocab_size), reference.sum])
     constant = writer.add("Sub", [candidate.log_sum, reference.log_sum])
-    _flat(writer, writer.add("Add", [mean, constant]), "kl")
+    # Not below 0, where rounding leads for all but equal distributions.
+    _flat(writer, writer.add("Max", [writer.add("Add", [mean, constant]), writer.number(0.0)]), "kl")
     _flat(writer, writer.add("Neg", [reference.log_sum]), "reference_top_logprobs")
     _flat(writer, candidate.logprobs(writer, "reference_ids"), "top_logprobs")
     return _finish(graph)

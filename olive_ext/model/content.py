@@ -11,6 +11,7 @@ from olive_ext.model.tokenizer import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24
+_HF_FILES = ("config.json", "*.safetensors", "*.bin", "tokenizer*", "vocab*", "merges.txt")
 Update = Callable[[bytes | memoryview], object]
 
 
@@ -30,6 +31,15 @@ def content_hash(files: ModelFiles) -> str:
         _add_file(digest.update, f"tokenizer {path.name}", path)
     if not token_files:
         _add(digest.update, "tokenizer", files.tokenizer.encode())
+    return digest.hexdigest()[:32]
+
+
+def hf_content_hash(folder: Path) -> str:
+    """Digest (32 hex digits) of a Hugging Face model's weights, configuration and tokenizer in `folder`."""
+    digest = hashlib.sha256()
+    files = {path for pattern in _HF_FILES for path in folder.glob(pattern)}
+    for path in sorted(files):
+        _add_file(digest.update, path.name, path)
     return digest.hexdigest()[:32]
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 from typing_extensions import Self
 
-from olive_ext.errors import RecordsError
+from olive_ext.errors import RecordsError, RunError
 from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
 from olive_ext.records.form import Form
 from olive_ext.records.index import REQUEST, Index, as_request, request_key
@@ -124,7 +124,8 @@ class Records:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held in memory. A request counts from then on, whatever happens to this process."""
+        """Writes what is held in memory. A request counts from then on, whatever happens to this process. Raises
+        `RunError` where the disk does not take it."""
         if not self._fresh and not self._records:
             return
         first = self._files.count("targets")
@@ -132,14 +133,16 @@ class Records:
         for key, targets in self._fresh.items():
             requests.append(as_request(key, first, len(targets)))
             first += len(targets)
-        self._files.append(
-            {
-                "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
-                "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
-                "requests": np.array(requests, REQUEST),
-            }
-        )
-        write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
+        chunk = {
+            "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
+            "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
+            "requests": np.array(requests, REQUEST),
+        }
+        try:
+            self._files.append(chunk)
+            write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
+        except OSError as error:
+            raise RunError(f"the records in '{self.folder}' cannot be written: {error}") from error
         self._fresh, self._records, self._num_fresh = {}, [], 0
         self._index = Index(self._files.read("requests"))
 

@@ -6,37 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from olive_ext.config import EngineConfig, Strict
-from olive_ext.config.base import PositiveInt
-from olive_ext.config.evaluation import BatchSize, ProviderOptions, ProviderRequest
+from olive_ext.config import EngineConfig
+from olive_ext.config.evaluation import ProviderOptions, ProviderRequest
+from olive_ext.errors import ConfigError
+from olive_ext.records import Records
 from olive_ext.session.session import Session
-from olive_ext.text.source import Encoding, read_start
-from olive_ext.text.stopping import read_stop_ids
-from olive_ext.text.tokenizer import load_tokenizer
-
-
-class _Settings(Strict):
-    """What `open` takes; the keys are described in `EvaluationSettings` and `ModelConfig`."""
-
-    model: str
-    execution_provider: ProviderRequest | None
-    provider_options: ProviderOptions | list[ProviderOptions] | None
-    provider_libraries: dict[str, str]
-    allow_cpu_fallback: bool
-    max_length: PositiveInt | None
-    batch_size: BatchSize
-    tokenizer: str | None
-    onnx_file_name: str | None
-    add_bos_token: bool | None
-    prefix_token_id: int | None = Field(ge=0)
-    engine: EngineConfig
+from olive_ext.session.settings import RecordSettings, Settings
 
 
 def open(
     model: str | Path,
     *,
+    kind: str = "onnx",
+    dtype: str = "float32",
+    device: str | None = None,
     execution_provider: ProviderRequest | None = None,
     provider_options: ProviderOptions | list[ProviderOptions] | None = None,
     provider_libraries: Mapping[str, str] | None = None,
@@ -48,15 +31,26 @@ def open(
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
+    reference: str | Path | Mapping[str, Any] | Records | None = None,
+    record_to: str | Path | Mapping[str, Any] | None = None,
 ) -> Session:
-    """Opens the ONNX model at `model` (a file, a folder, a genai package, Olive's output folder).
+    """Opens the model at `model` (an ONNX file or folder, a genai package, Olive's output folder; with `kind` "hf" or
+    "auto" also a Hugging Face model, which runs on transformers in `dtype` on `device`).
 
     Arguments mean what the keys of the same name mean in a recipe; `add_bos_token` and `prefix_token_id` are those of
     `Tokenizer`. Raises `ConfigError`, `ModelError` or `ProviderError`.
+
+    With a `reference` every score says in `compared` how far the two models' distributions are apart. It is a path, a
+    mapping of arguments of this function (what it leaves out of providers, threads and lengths is taken from here), or
+    the `Records` of one. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"), makes this model one:
+    what it says is kept on disk, and `Session.records` is what candidates are opened with.
     """
-    settings = _Settings.parse(
+    settings = Settings.parse(
         {
             "model": str(model),
+            "kind": kind,
+            "dtype": dtype,
+            "device": device,
             "execution_provider": execution_provider,
             "provider_options": provider_options,
             "provider_libraries": dict(provider_libraries or {}),
@@ -70,43 +64,16 @@ def open(
             "engine": engine or {},
         }
     )
-    return _open(settings)
-
-
-def _open(settings: _Settings) -> Session:
+    if reference is not None and record_to is not None:
+        raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
     # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.
-    from olive_ext.engine.open import open_engine
-    from olive_ext.model import check_distributions, locate, register_libraries, resolve_providers
-    from olive_ext.model.types import SourceKind
+    from olive_ext.session import comparing
+    from olive_ext.session.parts import open_parts
 
-    check_distributions()
-    files = locate(settings.model, onnx_file_name=settings.onnx_file_name, tokenizer=settings.tokenizer)
-    register_libraries(settings.provider_libraries)
-    providers = resolve_providers(
-        settings.execution_provider,
-        settings.provider_options,
-        genai_config=files.genai_config,
-        allow_cpu_fallback=settings.allow_cpu_fallback,
-    )
-    tokenizer = load_tokenizer(
-        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
-    )
-    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
-    engine = open_engine(
-        files,
-        providers,
-        settings.engine,
-        max_length=settings.max_length,
-        batch_size=settings.batch_size if isinstance(settings.batch_size, int) else None,
-        allow_cpu_fallback=settings.allow_cpu_fallback,
-    )
-    encoding = None
-    if engine.source_kind is not None:
-        start = read_start(files.directory, files.genai_config)
-        encoding = Encoding(engine.source_kind is SourceKind.FEATURES, start)
-    facts = {
-        "model": str(files.decoder),
-        "tokenizer": files.tokenizer,
-        "stop_ids": sorted(stop_ids),
-    }
-    return Session(engine, tokenizer, stop_ids=stop_ids, facts=facts, encoding=encoding)
+    if record_to is not None:
+        return comparing.open_recording(settings, RecordSettings.of(record_to))
+    if isinstance(reference, Records):
+        return comparing.open_recorded(settings, reference)
+    if reference is not None:
+        return comparing.open_beside(settings, settings.of_reference(reference))
+    return open_parts(settings).session()

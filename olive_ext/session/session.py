@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from olive_ext.engine.types import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.records import Records
 from olive_ext.session.batch import Batch
 from olive_ext.session.turns import Turns
 from olive_ext.text.convert import Converted, convert_generation, convert_rolling, convert_scoring
@@ -45,7 +46,8 @@ ToRoll: TypeAlias = RollingRequest | Text
 class TokenEngine(Protocol):
     """What a session needs of an engine: `olive_ext.engine.Engine`, or a fake."""
 
-    counters: Any
+    @property
+    def counters(self) -> Any: ...
 
     @property
     def context_length(self) -> int: ...
@@ -67,7 +69,8 @@ class Session:
     """One open model. Safe to use from several threads: calls take turns.
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
-    With `encoding` the model is an encoder-decoder, and every request has a `source`.
+    With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
+    engine writes. A session `beside` another one uses its model: it takes turns with it, and is closed with it.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -79,16 +82,23 @@ class Session:
         stop_ids: Iterable[int] | None = None,
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
+        records: Records | None = None,
+        beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
+        self.records = records
+        self.reference: Session | None = None
+        """The reference that is open beside this model, to ask it alone."""
+
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
         self._engine = engine
         self._facts = dict(facts or {})
-        self._turns = Turns()
+        self._beside = beside
+        self._turns: Turns = beside._turns if beside is not None else Turns()
         # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
-        self._working = threading.RLock()
+        self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
         self._results: Iterator[tuple[Hashable, Result]] | None = None
 
     @property
@@ -143,11 +153,16 @@ class Session:
             self._engine.reset()
 
     def close(self) -> None:
-        """Releases the model; waits for the engine's present call. Calling it again does nothing."""
-        if self._turns.close():
+        """Releases the model; waits for the engine's present call. Calling it again does nothing, and so does calling
+        it on a session beside another one."""
+        if self._beside is None and self._turns.close():
             with self._working:
                 self._drop_results()
+                if self.reference is not None:
+                    self.reference._drop_results()
                 self._engine.close()
+                if self.records is not None:
+                    self.records.close()
 
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
-from olive_ext.engine.types import Generation, Request, Result, Sampling, Source
+from olive_ext.engine.types import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.requests import (
     GenerationOutput,
@@ -120,7 +121,8 @@ def convert_scoring(
         answer_tokens(tokenizer, request, encoding) if encoding is not None else scoring_tokens(tokenizer, request)
     )
     is_truncated = len(context) + len(target) > max_length + 1
-    return Converted(_window_requests(context, target, max_length, source), _scoring_output, is_truncated)
+    requests = _window_requests(context, target, max_length, source)
+    return Converted(requests, partial(_scoring_output, requests), is_truncated)
 
 
 def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: int) -> Converted[RollingOutput]:
@@ -128,7 +130,8 @@ def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: i
     prefix = tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
-    return Converted(_window_requests([prefix], target, max_length), _rolling_output)
+    requests = _window_requests([prefix], target, max_length)
+    return Converted(requests, partial(_rolling_output, requests))
 
 
 def _window_requests(
@@ -138,12 +141,13 @@ def _window_requests(
     return tuple(Request(window.tokens, window.num_targets, source=source) for window in windows)
 
 
-def _scoring_output(results: Sequence[Result]) -> ScoringOutput:
+def _scoring_output(requests: Sequence[Request], results: Sequence[Result]) -> ScoringOutput:
     logprobs = tuple(logprob for result in results for logprob in result.logprobs)
     is_greedy = all(greedy for result in results for greedy in result.is_greedy)
-    return ScoringOutput(math.fsum(logprobs), is_greedy, len(logprobs), logprobs)
+    compared = join_compared(requests, results)
+    return ScoringOutput(math.fsum(logprobs), is_greedy, len(logprobs), logprobs, compared)
 
 
-def _rolling_output(results: Sequence[Result]) -> RollingOutput:
-    scored = _scoring_output(results)
-    return RollingOutput(scored.logprob, scored.token_count)
+def _rolling_output(requests: Sequence[Request], results: Sequence[Result]) -> RollingOutput:
+    scored = _scoring_output(requests, results)
+    return RollingOutput(scored.logprob, scored.token_count, scored.token_logprobs, scored.compared)

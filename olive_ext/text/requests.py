@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from olive_ext.engine.types import FinishReason
+from olive_ext.engine.types import Compared, FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.text.source import Asked
 
@@ -112,14 +112,19 @@ class ScoringOutput:
     is_greedy: bool
     token_count: int
     token_logprobs: tuple[float, ...]
+    compared: Compared | None = field(default=None, compare=False)
+    """What the session's reference says of the target's tokens; None without one."""
 
 
 @dataclass(frozen=True)
 class RollingOutput:
-    """`logprob` in nats of all `token_count` tokens; 0 and 0 for an empty text."""
+    """`logprob` in nats of all `token_count` tokens, the sum of `token_logprobs`; 0 and 0 for an empty text."""
 
     logprob: float
     token_count: int
+    token_logprobs: tuple[float, ...] = ()
+    compared: Compared | None = field(default=None, compare=False)
+    """What the session's reference says of the tokens, all windows together; None without one."""
 
 
 def _set(request: object, name: str, value: object) -> None:

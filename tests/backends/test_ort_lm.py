@@ -256,3 +256,25 @@ def test_model_info_is_plain_and_counts() -> None:
     assert info["execution"]["counters"]["tokens_fed"] > 0
     assert info["execution"]["providers"] == ["CPUExecutionProvider"]
     assert {"olive-ext", "lm-eval"} <= set(info["versions"])
+
+
+def test_observer_is_told_of_every_request_with_what_was_asked_and_answered() -> None:
+    told: list[tuple[Any, Any, Any]] = []
+    lm = OrtLM(session=session(), observer=lambda *seen: told.append(seen))
+    scored = instances("loglikelihood", [("the cat", " sat"), ("the cat", ""), ("the dog", " ran")])
+    answers = lm.loglikelihood(scored, disable_tqdm=True)
+    assert {id(asked): output.logprob for asked, _, output in told} == {
+        id(scored[0]): answers[0][0],
+        id(scored[2]): answers[2][0],
+    }
+    assert all(request.target and len(request.target) == output.token_count for _, request, output in told)
+    told.clear()
+    texts = instances("loglikelihood_rolling", [("the cat sat",), ("the dog",)])
+    rolled = lm.loglikelihood_rolling(texts, disable_tqdm=True)
+    assert {id(asked): output.logprob for asked, _, output in told} == dict(zip(map(id, texts), rolled, strict=True))
+    assert all(len(request.text) == len(output.token_logprobs) for _, request, output in told)
+    told.clear()
+    same = instances("generate_until", [("the", {"max_gen_toks": 4})] * 2)
+    texts_out = lm.generate_until(same, disable_tqdm=True)
+    assert [id(asked) for asked, _, _ in told] == [id(same[0]), id(same[1])]
+    assert {output.text for _, _, output in told} == set(texts_out)

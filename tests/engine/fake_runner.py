@@ -23,9 +23,13 @@ def logits_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray
     return np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 3
 
 
+def log_softmax(logits_V: np.ndarray) -> np.ndarray:
+    wide_V = logits_V.astype(np.float64)
+    return wide_V - np.log(np.exp(wide_V).sum())
+
+
 def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
-    logits_V = logits_of(prefix, source).astype(np.float64)
-    return logits_V - np.log(np.exp(logits_V).sum())
+    return log_softmax(logits_of(prefix, source))
 
 
 class FakeRunner:
@@ -126,10 +130,15 @@ class FakeRunner:
         of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.heads, strict=True)]
         assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
-            np.array([logprobs_of(*of[head])[token] for head, token in step.targets], np.float32),
-            np.array([logits_of(*prefix).argmax() for prefix in of], np.int64),
-            np.array([logits_of(*of[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
+            np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
+            np.array([self.logits(*prefix).argmax() for prefix in of], np.int64),
+            np.array([self.logits(*of[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
+            np.array([self.logits(*prefix) for prefix in of] or [[0.0] * VOCAB], np.float32),
         )
+
+    def logits(self, prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
+        """What it says of the next token."""
+        return logits_of(prefix, source)
 
     def _advance(self, row: Row) -> None:
         self._check_resumable(row.slot, row.past)

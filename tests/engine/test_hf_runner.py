@@ -128,8 +128,8 @@ def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> N
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
     make("llama").to(torch.float32).save_pretrained(tmp_path)
     model, facts = load_model(str(tmp_path), "bfloat16", "cpu")
-    assert (model.dtype, facts["dtype"], facts["device"]) == (torch.bfloat16, "torch.bfloat16", "cpu")
-    assert load_model(str(tmp_path), "auto", "cpu")[1]["dtype"] == "torch.float32"
+    assert (model.dtype, facts["dtype"], facts["device"]) == (torch.bfloat16, "bfloat16", "cpu")
+    assert load_model(str(tmp_path), "auto", "cpu")[1]["dtype"] == "float32"
     output = HfRunner(model, facts).run(Step((Row(0, 0, (5,)),), (HeadRow(0, 0),)))
     assert output.logits_RV.dtype == np.float32
 

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+from olive_ext.backends.lm_eval.asked import CERTAIN, Answer, Observer, TokenRequest, Wanted, nobody
 from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
 from olive_ext.backends.lm_eval.progress import progress_bar
 from olive_ext.backends.pairs import CompletePairs
@@ -27,18 +28,17 @@ from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import content_hash, locate
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingOutput, RollingRequest, ScoringRequest
+from olive_ext.text.requests import (
+    GenerationOutput,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+)
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-
-Key = tuple[str, str] | None
-TokenRequest = tuple[Key, Sequence[int], Sequence[int]]
-Answer = tuple[float, bool]
-
-_CERTAIN: Answer = (0.0, True)
-"""What there is to say about an empty continuation."""
 
 
 @register_model("olive-ext")
@@ -47,10 +47,21 @@ class OrtLM(CompletePairs):
 
     `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
     arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
+
+    `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
+    order: with lm-eval's request, what the session was asked for it, and what it answered.
     """
 
-    def __init__(self, pretrained: str | None = None, *, session: Session | None = None, **arguments: Any) -> None:
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        *,
+        session: Session | None = None,
+        observer: Observer | None = None,
+        **arguments: Any,
+    ) -> None:
         super().__init__()
+        self._observer = observer or nobody
         given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
         given.check(has_session=session is not None)
         self._arguments = given
@@ -154,13 +165,18 @@ class OrtLM(CompletePairs):
             context, continuation = request.args
             context_ids, target_ids = self._encode_pair(context, continuation) if continuation else ([], [])
             tokens.append(((context, continuation), context_ids, target_ids))
-        return self._loglikelihood_tokens(tokens, disable_tqdm=disable_tqdm)
+        return self._loglikelihood_tokens(tokens, disable_tqdm=disable_tqdm, instances=requests)
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **_: object
+        self,
+        requests: Sequence[TokenRequest],
+        disable_tqdm: bool = False,
+        instances: Sequence[Instance] = (),
+        **_: object,
     ) -> list[Answer]:
-        """Answers (key, context ids, target ids); a key of None is not cached."""
-        answers = [_CERTAIN] * len(requests)
+        """Answers (key, context ids, target ids); a key of None is not cached. `instances` are lm-eval's requests of
+        the same order, for the observer."""
+        answers = [CERTAIN] * len(requests)
         scored = [index for index, (_, _, target) in enumerate(requests) if target]
         asked = [self._scoring(*requests[index][1:]) for index in scored]
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
@@ -172,10 +188,14 @@ class OrtLM(CompletePairs):
                 advance(1)
 
             for index in sorted(set(range(len(requests))).difference(scored)):
-                keep(index, _CERTAIN)
-            self.session.loglikelihood(
-                asked, on_result=lambda at, output: keep(scored[at], (output.logprob, output.is_greedy))
-            )
+                keep(index, CERTAIN)
+
+            def take(at: int, output: ScoringOutput) -> None:
+                keep(scored[at], (output.logprob, output.is_greedy))
+                if instances:
+                    self._observer(instances[scored[at]], asked[at], output)
+
+            self.session.loglikelihood(asked, on_result=take)
         return answers
 
     def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
@@ -190,6 +210,7 @@ class OrtLM(CompletePairs):
 
             def keep(index: int, output: RollingOutput) -> None:
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
+                self._observer(requests[index], asked[index], output)
                 advance(1)
 
             outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
@@ -211,6 +232,7 @@ class OrtLM(CompletePairs):
                 text = self._thinking.answer(output.tokens, item.settings.until)
                 for index in item.owners:
                     answers[index] = text
+                    self._observer(requests[index], item.request, output)
                 if not item.settings.is_sampled:
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
@@ -218,9 +240,9 @@ class OrtLM(CompletePairs):
             self.session.generate([item.request for item in wanted], on_result=keep)
         return answers
 
-    def _wanted(self, requests: list[Instance]) -> list[_Wanted]:
+    def _wanted(self, requests: list[Instance]) -> list[Wanted]:
         eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-        wanted: dict[tuple[str, int], _Wanted] = {}
+        wanted: dict[tuple[str, int], Wanted] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
@@ -234,7 +256,7 @@ class OrtLM(CompletePairs):
                 asked = settings.request(prompt, self.max_length, repeat, stops)
                 if self._encoding is not None:
                     asked = replace(asked, prompt="", source=prompt)
-                wanted[key, repeat] = _Wanted(settings, asked, [])
+                wanted[key, repeat] = Wanted(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
 
@@ -270,12 +292,3 @@ class OrtLM(CompletePairs):
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """One generation, and the requests (by index) that it answers."""
-
-    settings: GenerationSettings
-    request: GenerationRequest
-    owners: list[int]

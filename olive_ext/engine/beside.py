@@ -1,0 +1,38 @@
+"""What stands beside a runner that is compared: where its rows of logits are compared, and how wide they are."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from olive_ext.engine.divergence import Divergence, shape_of
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.kv import Device
+from olive_ext.engine.runner import OrtRunner
+from olive_ext.engine.step import HeadRow, Row, Runner, Step
+from olive_ext.engine.types import Source
+from olive_ext.errors import ConfigError
+from olive_ext.model import open_session, resolve_providers
+from olive_ext.model.types import SourceKind
+
+
+def divergence_of(runner: Runner) -> Divergence:
+    """On the device where the runner leaves its rows; on the CPU for a runner that hands them to the host."""
+    if isinstance(runner, OrtRunner):
+        return Divergence(runner.open_graph, runner.device)
+    providers = resolve_providers("cpu", None)
+    return Divergence(partial(open_session, providers=providers, label="divergence"), Device("cpu"))
+
+
+def vocab_size_of(engine: Engine) -> int:
+    """Tokens that the model has logits for, found by a step of one token. Raises `ConfigError` for an encoder of
+    features, of which there are none to try."""
+    runner = engine.runner
+    if runner.source_kind is SourceKind.FEATURES:
+        raise ConfigError("what an encoder of features leads to is not recorded: open both models ('reference')")
+    source = Source(np.zeros(1, np.int64)) if runner.source_kind is not None else None
+    runner.reserve(1)
+    output = runner.run(Step((Row(0, 0, (0,), source=source),), (HeadRow(0, 0),)))
+    engine.reset()
+    return shape_of(output.logits_RV)[1]
