@@ -9,6 +9,9 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.report import Metric, Report
 from olive_ext.report.results import read_metrics
 
+_PASSES = "passes"
+"""`chain.PASSES`, which cannot be imported here without a circle."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -58,7 +61,10 @@ def page_of(report: Report) -> Page:
 
 
 def model_name(report: Report) -> str:
-    """The last part of the model's path that says something."""
+    """The passes that made the model where a report knows them, else the part of its path that says something."""
+    passes = report.model.get(_PASSES)
+    if isinstance(passes, list | tuple):
+        return " → ".join(str(name) for name in passes) or "input model"
     return short_path(str(report.model.get("path", "model")))
 
 

@@ -11,7 +11,7 @@ from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.compare import check_comparable, facts_of, short_names
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.page import Column, Contrast, Page
+from olive_ext.report.page import Column, Contrast, Page, model_name
 from olive_ext.run.logged import Logs, read_logs
 
 REPORT_FILE = "report.json"
@@ -54,12 +54,21 @@ def _listed(names: list[str]) -> str:
 def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
     found = [(name, file) for text in given for name, file in _files(text)]
-    names = short_names([_parts(file) for _, file in found])
-    named = [Named(name or short, _read(file), file.parent) for (name, file), short in zip(found, names, strict=True)]
+    reports = [_read(file) for _, file in found]
+    names = _own_names(reports) or short_names([_parts(file) for _, file in found])
+    named = [
+        Named(name or own, report, file.parent) for (name, file), own, report in zip(found, names, reports, strict=True)
+    ]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
         raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
+
+
+def _own_names(reports: Sequence[Report]) -> list[str]:
+    """After the passes of a chain, where every report knows them and they differ; Olive's folders are digests."""
+    names = [model_name(report) for report in reports if "passes" in report.model]
+    return names if len(set(names)) == len(reports) else []
 
 
 def _parts(file: Path) -> tuple[str, ...]:
@@ -139,6 +148,8 @@ def _paired(first: Named, other: Named, logs: Mapping[str, Logs]) -> tuple[Any, 
     """Outcomes and flips from the documents that both have logged."""
     from olive_ext.run.paired import compare_answers
 
+    for item in (first, other):
+        logs[item.name].check_of(item.report, item.folder)
     one, two = logs[first.name].shared_with(logs[other.name]), logs[other.name].shared_with(logs[first.name])
     try:
         return compare_answers(one.answers(), two.answers(), two.samples, two.tasks)

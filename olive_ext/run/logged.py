@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Sample = dict[str, Any]
 
+_SAME = 1e-6
 _NUMBERS_OF_A_CHOICE = 2
 """A choice's response is its log-probability and whether it was the most likely."""
 
@@ -63,6 +65,22 @@ class Logs:
             samples[task] = [line for line in self.samples[task] if (line["doc_id"], line["filter"]) in theirs]
         ordered = {task: samples[task] for task in sorted(samples) if samples[task]}
         return Logs(ordered, self.tasks)
+
+    def check_of(self, report: Report, folder: Path) -> None:
+        """Raises `ConfigError` where whole logs give other numbers than the report: a later run may have left them."""
+        reported = {(item.task, item.metric, item.filter): item for item in report.metrics}
+        for answers in self.answers():
+            for metric in answers.metrics:
+                found = reported.get((answers.task, metric, answers.filter))
+                values = [item.values[metric] for item in answers.by_document.values() if metric in item.values]
+                if found is None or found.n != len(values):
+                    continue
+                mean = math.fsum(values) / len(values)
+                if abs(mean - found.value) > _SAME:
+                    raise ConfigError(
+                        f"'{log_path(folder, answers.task)}' is of another run than the report beside it: {metric} is "
+                        f"{mean:.4f} there and {found.value:.4f} in the report"
+                    )
 
     def answers(self) -> list[Answers]:
         from olive_ext.backends.answers import read_answers

@@ -212,6 +212,22 @@ def test_file_that_is_no_report_is_named(text: str, tmp_path: Path) -> None:
         compare([str(tmp_path), str(tmp_path)])
 
 
+def test_reports_of_a_chain_are_named_after_their_passes(tmp_path: Path) -> None:
+    for name, passes in (("71c0", []), ("9ab1", ["conversion"]), ("aa07", ["conversion", "int4"])):
+        place(tmp_path, name, [], results("model.passes", passes))
+    page = compare([str(tmp_path / name) for name in ("71c0", "9ab1", "aa07")])
+    assert [column.name for column in page.columns] == ["input model", "conversion", "conversion → int4"]
+
+
+def test_log_of_another_run_is_refused(tmp_path: Path) -> None:
+    first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", WORSE)
+    (second / "samples_colours.jsonl").write_bytes((first / "samples_colours.jsonl").read_bytes())
+    with pytest.raises(
+        ConfigError, match=r"is of another run than the report beside it: acc is 0\.7000 there and 0\.6000"
+    ):
+        compare([str(first), str(second)])
+
+
 def test_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
     first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", BASE)
     with (second / "samples_colours.jsonl").open("a") as file:
