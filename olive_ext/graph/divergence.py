@@ -108,34 +108,38 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     writer.input("record_logprobs", _FLOAT, ["R", top + drawn])
     writer.input("tail", _FLOAT, ["R", 1])
     logq_RN = _Softmax.of(writer, "logits", "ids", vocab_size).logprobs(writer, "record_ids")
-    x_RN = writer.add("Sub", ["record_logprobs", logq_RN])
-    x_top, x_drawn = _split(writer, x_RN, top)
-    logp_top, _ = _split(writer, "record_logprobs", top)
+    x_top, x_drawn = _split(writer, writer.add("Sub", ["record_logprobs", logq_RN]), top)
+    p_top = writer.add("Exp", [_split(writer, "record_logprobs", top)[0]])
     logq_top, _ = _split(writer, logq_RN, top)
-    p_top = writer.add("Exp", [logp_top])
     exact = _sum(writer, writer.add("Mul", [p_top, x_top]))
+    log_ratio = _log_tail_ratio(writer, p_top, logq_top)
+    weight = _control_weight(writer, p_top, x_top, exact)
+    mean, squares = _drawn_moments(writer, x_drawn, log_ratio, weight)
+    scaled = writer.add("Mul", ["tail", writer.add("Mul", ["tail", squares])])
+    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", mean])]), "kl")
+    _flat(writer, writer.add("Div", [scaled, writer.number(float(drawn * (drawn - 1)))]), "kl_variance")
+    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
+    _flat(writer, _split(writer, logq_RN, 1)[0], "top_logprobs")
+    return _finish(graph)
+
+
+def _log_tail_ratio(writer: NodeWriter, p_top: str, logq_top: str) -> str:
+    """log(P / Q) of the tail's probabilities, [R, 1]; both are taken as 1e-9 at least."""
     # Not 1 - sum of q: this way equal models get equal tails, to the last bit.
     moved = _sum(writer, writer.add("Sub", [p_top, writer.add("Exp", [logq_top])]))
     tail_q = writer.add("Max", [writer.add("Add", ["tail", moved]), writer.number(1e-9)])
     tail_p = writer.add("Max", ["tail", writer.number(1e-9)])
-    log_ratio = writer.add("Sub", [writer.add("Log", [tail_p]), writer.add("Log", [tail_q])])
-    weight = _control_weight(writer, p_top, x_top, exact)
+    return writer.add("Sub", [writer.add("Log", [tail_p]), writer.add("Log", [tail_q])])
+
+
+def _drawn_moments(writer: NodeWriter, x_drawn: str, log_ratio: str, weight: str) -> tuple[str, str]:
+    """Mean over the drawn of x + w (r - 1), and the sum of squared deviations from it; [R, 1] each."""
     ratio = writer.add("Exp", [writer.add("Sub", [log_ratio, x_drawn])])
     excess = writer.add("Mul", [weight, writer.add("Sub", [ratio, writer.number(1.0)])])
     sample = writer.add("Add", [x_drawn, excess])
     mean = writer.reduce("ReduceMean", sample, keepdims=1)
     deviation = writer.add("Sub", [sample, mean])
-    squares = _sum(writer, writer.add("Mul", [deviation, deviation]))
-    scaled = writer.add("Mul", ["tail", writer.add("Mul", ["tail", squares])])
-    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", mean])]), "kl")
-    _flat(writer, writer.add("Div", [scaled, writer.number(float(drawn * (drawn - 1)))]), "kl_variance")
-    _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
-    _flat(
-        writer,
-        writer.add("Slice", [logq_RN, writer.integers([0]), writer.integers([1]), writer.integers([1])]),
-        "top_logprobs",
-    )
-    return _finish(graph)
+    return mean, _sum(writer, writer.add("Mul", [deviation, deviation]))
 
 
 @dataclass(frozen=True)

@@ -45,25 +45,7 @@ def open(
     the `Records` of one. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"), makes this model one:
     what it says is kept on disk, and `Session.records` is what candidates are opened with.
     """
-    settings = Settings.parse(
-        {
-            "model": str(model),
-            "kind": kind,
-            "dtype": dtype,
-            "device": device,
-            "execution_provider": execution_provider,
-            "provider_options": provider_options,
-            "provider_libraries": dict(provider_libraries or {}),
-            "allow_cpu_fallback": allow_cpu_fallback,
-            "max_length": max_length,
-            "batch_size": batch_size,
-            "tokenizer": None if tokenizer is None else str(tokenizer),
-            "onnx_file_name": onnx_file_name,
-            "add_bos_token": add_bos_token,
-            "prefix_token_id": prefix_token_id,
-            "engine": engine or {},
-        }
-    )
+    settings = Settings.of({name: value for name, value in locals().items() if name in Settings.model_fields})
     if reference is not None and record_to is not None:
         raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
     # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.

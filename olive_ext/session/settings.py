@@ -42,6 +42,14 @@ class Settings(Strict):
     prefix_token_id: int | None = Field(default=None, ge=0)
     engine: EngineConfig = Field(default_factory=EngineConfig)
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "") -> Settings:
+        """From arguments, of which None is as good as not given and paths are texts."""
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in {"model", "tokenizer"} & given.keys():
+            given[name] = str(given[name])
+        return cls.parse(given, where)
+
     def of_reference(self, asked: str | Path | Mapping[str, Any]) -> Settings:
         """Those of a reference: a path, or keys of `open`. What is not given is taken from here where it says how a
         model is run, and not which one; the kind is then told by the files."""
@@ -53,8 +61,7 @@ class Settings(Strict):
             taken["provider_options"] = self.provider_options
         given = {name: value for name, value in given.items() if value is not None}
         engine = {name: getattr(self.engine, name) for name in _INHERITED_OF_ENGINE}
-        settings = {"kind": "auto", **taken, "engine": engine, **given}
-        return Settings.parse({**settings, "model": str(settings["model"])}, where="reference")
+        return Settings.of({"kind": "auto", **taken, "engine": engine, **given}, where="reference")
 
 
 class RecordSettings(Strict):

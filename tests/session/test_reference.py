@@ -1,0 +1,256 @@
+"""Sessions beside a reference on real exports, against float64 numpy over the full logits of both models."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import olive_ext
+from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
+from olive_ext.records import Records
+from olive_ext.session import Session
+from olive_ext.session.settings import Settings
+from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
+
+pytestmark = pytest.mark.slow
+
+WORDS = TEXT.split()
+FORMS = ["onnx", "hf"]
+
+
+def reference_path(form: str) -> Path:
+    return hf_model("llama") if form == "hf" else genai_export("llama")
+
+
+def candidate_path() -> Path:
+    return genai_export("llama", precision="int4")
+
+
+def pairs(count: int = 60) -> list[tuple[list[int], list[int]]]:
+    """Shared stems, short and long targets."""
+    rng = random.Random(4)
+    stem = [rng.randrange(4, VOCAB) for _ in range(60)]
+    draw = lambda most: [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, most))]  # noqa: E731
+    return [(stem[: rng.randint(1, 60)] + draw(9), draw(12)) for _ in range(count)]
+
+
+@functools.cache
+def full_logits(path: Path) -> Any:
+    """A function from tokens to log-probabilities [S, V] in float64: the file as it is, one pass, nothing shared."""
+    session = ort.InferenceSession(str(path / "model.onnx"), providers=["CPUExecutionProvider"])
+    graph = onnx.load(str(path / "model.onnx"), load_external_data=False).graph
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input}
+
+    def run(tokens: Sequence[int]) -> np.ndarray:
+        feeds = {}
+        for name, shape in shapes.items():
+            if name == "input_ids":
+                feeds[name] = np.array([tokens], np.int64)
+            elif name == "attention_mask":
+                feeds[name] = np.ones((1, len(tokens)), np.int64)
+            elif name == "position_ids":
+                feeds[name] = np.arange(len(tokens))[None]
+            else:
+                feeds[name] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
+        logits = session.run(["logits"], feeds)[0][0].astype(np.float64)
+        below = logits - logits.max(-1, keepdims=True)
+        return below - np.log(np.exp(below).sum(-1, keepdims=True))
+
+    return run
+
+
+def expected(context: Sequence[int], target: Sequence[int], reference: Path, candidate: Path) -> dict[str, np.ndarray]:
+    tokens = [*context, *target]
+    rows = slice(len(context) - 1, len(tokens) - 1)
+    p, q = full_logits(reference)(tokens)[rows], full_logits(candidate)(tokens)[rows]
+    places = np.arange(len(target))
+    return {
+        "kl": (np.exp(p) * (p - q)).sum(-1),
+        "reference_logprobs": p[places, target],
+        "reference_top_logprobs": p.max(-1),
+        "top_logprobs": q[places, p.argmax(-1)],
+        "same_top": p.argmax(-1) == q.argmax(-1),
+        "reference_is_greedy": p.argmax(-1) == target,
+        "targets": np.array(target),
+        "positions": len(context) + places,
+    }
+
+
+INT4_ATOL = 0.06
+"""int4 kernels round activations, by steps' shapes: a candidate's numbers in another step differ by this much."""
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def beside(request: pytest.FixtureRequest) -> Iterator[Session]:
+    with olive_ext.open(candidate_path(), reference=reference_path(request.param)) as session:
+        yield session
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("family", "precision", "atol"), [("qwen3", "fp32", 2e-4), ("llama", "int4", INT4_ATOL)])
+def test_pair_equals_numpy_over_both_models_full_logits(form: str, family: str, precision: str, atol: float) -> None:
+    candidate = genai_export(family, precision=precision)
+    with olive_ext.open(candidate, reference=reference_path(form)) as session:
+        outputs = session.loglikelihood(pairs())
+    num_equal = num_flags = 0
+    for (context, target), output in zip(pairs(), outputs, strict=True):
+        assert output.compared is not None
+        for name, values in expected(context, target, genai_export("llama"), candidate).items():
+            found = getattr(output.compared, name)
+            if values.dtype == np.bool_:
+                num_equal, num_flags = num_equal + int((found == values).sum()), num_flags + len(values)
+            else:
+                is_exact = name.startswith("reference")
+                np.testing.assert_allclose(found, values, atol=1e-4 if is_exact else atol, err_msg=name)
+        np.testing.assert_array_equal(output.compared.kl, output.compared.kl_lower)
+    assert num_equal >= num_flags * (1 if precision == "fp32" else 0.98)
+
+
+def test_scores_and_answers_are_what_they_are_without_a_reference(beside: Session) -> None:
+    with olive_ext.open(candidate_path()) as alone:
+        wanted, answers = alone.loglikelihood(pairs()), alone.generate([WORDS[0], " ".join(WORDS[:30])])
+    assert [output.token_logprobs for output in beside.loglikelihood(pairs())] == [o.token_logprobs for o in wanted]
+    assert [o.tokens for o in beside.generate([WORDS[0], " ".join(WORDS[:30])])] == [o.tokens for o in answers]
+
+
+def test_reference_beside_answers_as_it_does_alone(beside: Session) -> None:
+    assert beside.reference is not None
+    with olive_ext.open(genai_export("llama")) as alone:
+        for found, wanted in zip(beside.reference.loglikelihood(pairs(9)), alone.loglikelihood(pairs(9)), strict=True):
+            assert found.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+        assert beside.reference.generate([WORDS[0]])[0].tokens == alone.generate([WORDS[0]])[0].tokens
+    compared = beside.loglikelihood(pairs(9))
+    for found, output in zip(beside.reference.loglikelihood(pairs(9)), compared, strict=True):
+        assert output.compared is not None
+        np.testing.assert_allclose(found.token_logprobs, output.compared.reference_logprobs, atol=1e-4)
+    beside.reference.close()
+    assert beside.loglikelihood(pairs(2))
+
+
+def test_rolling_joins_the_windows_of_a_text(beside: Session) -> None:
+    text = " ".join(WORDS[:900])
+    (output,) = beside.loglikelihood_rolling([text])
+    assert output.token_count > CONTEXT
+    assert output.compared is not None
+    assert len(output.compared) == len(output.token_logprobs) == output.token_count
+    assert output.compared.positions.max() <= CONTEXT
+    assert sum(output.token_logprobs) == pytest.approx(output.logprob, abs=1e-3)
+    assert (output.compared.kl > 0).all()
+    assert output.compared.targets.tolist() == beside.tokenizer.encode_rolling(text, beside.tokenizer.prefix_token_id)
+
+
+def test_describe_names_both_models(beside: Session) -> None:
+    said = beside.describe_execution()
+    assert said["reference"]["mode"] == "resident"
+    assert said["model"] != said["reference"]["model"]
+    assert said["reference"]["context_length"] == CONTEXT
+
+
+@pytest.mark.parametrize("kind", ["onnx", "hf"])
+def test_a_model_against_itself_has_no_divergence(kind: str) -> None:
+    path = reference_path(kind)
+    with olive_ext.open(path, kind=kind, reference=path) as session:
+        for output in session.loglikelihood(pairs(20)):
+            assert output.compared is not None
+            assert output.compared.kl.max() <= 1e-7
+            assert output.compared.same_top.all()
+            np.testing.assert_array_equal(output.compared.top_logprobs, output.compared.reference_top_logprobs)
+
+
+def test_the_graph_as_it_is_and_onnxruntime_genai_are_compared_too() -> None:
+    kl = []
+    for engine in ({}, {"graph": "untouched"}, {"runtime": "genai"}):
+        with olive_ext.open(candidate_path(), engine=engine, reference=genai_export("llama")) as session:
+            outputs = [output.compared for output in session.loglikelihood(pairs(20))]
+            kl.append(np.concatenate([compared.kl for compared in outputs if compared is not None]))
+    for other in kl[1:]:
+        np.testing.assert_allclose(other, kl[0], atol=INT4_ATOL)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_records_give_what_the_resident_reference_gives(kind: str, tmp_path: Path) -> None:
+    with olive_ext.open(reference_path(kind), kind=kind, record_to=tmp_path) as session:
+        alone = session.loglikelihood(pairs())
+        assert all(output.compared is None for output in alone)
+        assert session.records is not None
+        folder = session.records.folder
+    with olive_ext.open(candidate_path(), reference=Records.read(folder)) as session:
+        found = session.loglikelihood(pairs())
+        assert session.describe_execution()["reference"]["mode"] == "recorded"
+        assert session.generate([WORDS[0]])[0].tokens
+    with olive_ext.open(candidate_path(), reference=reference_path(kind)) as session:
+        wanted = session.loglikelihood(pairs())
+    for output, resident, said in zip(found, wanted, alone, strict=True):
+        assert output.compared is not None
+        assert resident.compared is not None
+        assert output.token_logprobs == resident.token_logprobs
+        np.testing.assert_allclose(output.compared.kl, resident.compared.kl, atol=2e-6)
+        np.testing.assert_array_equal(output.compared.same_top, resident.compared.same_top)
+        np.testing.assert_allclose(output.compared.reference_logprobs, said.token_logprobs, atol=1e-6)
+
+
+def test_short_records_are_unbiased_and_later_runs_reuse_them(tmp_path: Path) -> None:
+    asked = {"folder": tmp_path, "top": 12, "drawn": 12}
+    with olive_ext.open(genai_export("llama"), record_to=asked) as session:
+        session.loglikelihood(pairs())
+    with olive_ext.open(genai_export("llama"), record_to=asked) as session:
+        # The vocabulary of 1024 is kept whole, however little is asked for.
+        assert session.records is not None
+        assert session.records.form.is_whole
+        session.loglikelihood(pairs())
+        assert session.counters.tokens_fed == 0
+        records = Records.read(session.records.folder)
+    with olive_ext.open(candidate_path(), reference=records) as session, pytest.raises(RecordsError, match="1 of 1"):
+        session.loglikelihood([([5, 6, 7], [8])])
+
+
+def test_other_tokenizers_are_refused_by_name_before_anything_runs(tmp_path: Path) -> None:
+    from tests.text.tiny import byte_level
+
+    byte_level().hf.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"the tokenizer of the reference .* differs from that of .* in its vocabulary"
+    ):
+        olive_ext.open(candidate_path(), reference={"model": genai_export("llama"), "tokenizer": str(tmp_path)})
+    with olive_ext.open(genai_export("llama"), tokenizer=tmp_path, record_to=tmp_path / "records") as session:
+        session.loglikelihood(pairs(1))
+        assert session.records is not None
+        folder = session.records.folder
+    with pytest.raises(ConfigError, match=r"differs from that of .* in its vocabulary"):
+        olive_ext.open(candidate_path(), reference=Records.read(folder))
+
+
+def test_closing_closes_both_and_wrong_arguments_are_named(tmp_path: Path) -> None:
+    session = olive_ext.open(candidate_path(), reference=genai_export("llama"))
+    beside = session.reference
+    assert beside is not None
+    session.close()
+    with pytest.raises(SessionError, match="closed"):
+        beside.loglikelihood(pairs(1))
+    with pytest.raises(ConfigError, match="'reference' and 'record_to' were both given"):
+        olive_ext.open(candidate_path(), reference=candidate_path(), record_to=tmp_path)
+    with pytest.raises(ConfigError, match="'reference' names no 'model'"):
+        olive_ext.open(candidate_path(), reference={"kind": "hf"})
+    with pytest.raises(ConfigError, match=r"reference\.knid"):
+        olive_ext.open(candidate_path(), reference={"model": "x", "knid": "hf"})
+    with pytest.raises(ModelError):
+        olive_ext.open(candidate_path(), reference=tmp_path / "nothing")
+
+
+def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() -> None:
+    own = Settings.of(
+        {"model": "a", "execution_provider": "cpu", "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}}
+    )
+    taken = own.of_reference("b")
+    assert (taken.model, taken.kind, taken.execution_provider, taken.max_length) == ("b", "auto", "cpu", 9)
+    assert (taken.engine.num_threads, taken.engine.num_slots) == (2, "auto")
+    other = own.of_reference({"model": "b", "execution_provider": "cuda", "max_length": 5, "dtype": None})
+    assert (other.execution_provider, other.provider_options, other.max_length) == ("cuda", None, 5)
