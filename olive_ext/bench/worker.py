@@ -18,6 +18,7 @@ from olive_ext.bench.flops import measure_ceiling
 from olive_ext.bench.job import OURS, Job
 from olive_ext.bench.memory import now, peak
 from olive_ext.bench.tokens import count_tokens
+from olive_ext.text.windows import target_windows
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 _WARMUP_TOKENS = 8
@@ -65,8 +66,12 @@ def _answer(job: Job) -> dict[str, Any]:
         "memory": memory,
         "counters": counters,
         "execution": lm.session.describe_execution() if is_ours else {},
-        "tokens": count_tokens(_inputs(lm, kinds, counters)) if job.counts_tokens and is_ours else {},
+        "tokens": _count(lm, asked, counters) if job.counts_tokens and is_ours else {},
     }
+
+
+def _count(lm: Any, asked: Sequence[Any], counters: Mapping[str, float]) -> dict[str, int]:
+    return count_tokens(inputs_of(lm, asked, counters.get("tokens_generated", 0)))
 
 
 def open_lm(job: Job) -> Any:
@@ -100,21 +105,22 @@ def _counters(lm: Any) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def _inputs(
-    lm: Any, kinds: Mapping[str, Sequence[Any]], counters: Mapping[str, float]
-) -> Iterator[tuple[Sequence[int], int]]:
-    """Fed tokens and positions read of each request, as the tokenizer alone makes them; a generation's answer counts
-    as so many tokens that no other request shares."""
-    made = round(counters.get("tokens_generated", 0) / max(1, len(kinds.get("generate_until", ()))))
-    for number, one in enumerate(item for own in kinds.values() for item in own):
+def inputs_of(lm: Any, asked: Sequence[Any], generated: float) -> Iterator[tuple[Sequence[int], int]]:
+    """Tokens that a plain backend feeds for each request, and at how many of the last positions it reads.
+
+    `generated` tokens are spread evenly over the generations; no two share any.
+    """
+    made = round(generated / max(1, sum(one.kind == "generate_until" for one in asked)))
+    for number, one in enumerate(asked):
+        if one.kind == "generate_until":
+            yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (made - 1)], max(1, made)
+            continue
         if one.kind == "loglikelihood":
             context, target = lm._encode_pair(*one.args)
-            yield [*context, *target][:-1], len(target)
-        elif one.kind == "loglikelihood_rolling":
-            text = lm.tok_encode(one.args[0])
-            yield [lm.prefix_token_id, *text][:-1], len(text)
         else:
-            yield [*lm.tok_encode(one.args[0]), *[-1 - number] * max(0, made - 1)], max(1, made)
+            context, target = [lm.prefix_token_id], lm.tok_encode(one.args[0])
+        for window in target_windows(context, target, lm.max_length):
+            yield window.tokens[:-1], window.num_targets
 
 
 def _contexts(job: Job) -> dict[str, Any]:
