@@ -72,7 +72,8 @@ def _tiles(contrast: Contrast) -> Iterator[Tile]:
     if outcome is not None and max(abs(outcome.reference), abs(outcome.candidate)) <= 1:
         half = (outcome.high - outcome.low) / 2 / Z95
         low, high = numbers.points(outcome.low, half), numbers.points(outcome.high, half)
-        name = "Accuracy" if outcome.metric.startswith("acc") else outcome.metric
+        tasks = {item.task for item in contrast.comparison.outcomes} - {ALL}
+        name = "Accuracy" if outcome.task == ALL or len(tasks) == 1 else f"{outcome.task} {outcome.metric}"
         yield Tile(f"{name}, points", numbers.points(outcome.difference, half), f"{low} to {high}")
     lost = sum(flip.direction == "right_to_wrong" for flip in contrast.comparison.flips)
     if contrast.comparison.flips:

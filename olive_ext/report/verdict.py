@@ -71,7 +71,7 @@ def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
             continue
         change, margin = found.perplexity_ratio - 1, _QUANTILE * found.perplexity_ratio_stderr
         if abs(change) > max(margin, _SAME_NATS):
-            name = f"{found.task} perplexity ({100 * change:+.2g} ± {100 * margin:.1g} %)"
+            name = f"{found.task} perplexity ({100 * change:+.2g} ± {100 * margin:.2g} %)"
             (lost if change > 0 else gained).append(name)
     return lost, gained
 

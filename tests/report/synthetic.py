@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from olive_ext.measures import compare_outcomes
 from olive_ext.measures.divergence import HISTOGRAM_EDGES
@@ -52,16 +53,19 @@ def comparison(
     """
     random = np.random.default_rng(seed)
     outcomes: list[Outcome] = []
+    both: list[tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = []
     flips: list[Flip] = []
     for place, (task, metric) in enumerate(TASKS):
         right = random.random(num_documents) < (0.71, 0.58, 0.34, 0.46)[place]
         lost = random.random(num_documents) < shift * (0.6, 1.6, 2.4, 0.9)[place] + 0.01
         won = random.random(num_documents) < 0.016
         other = np.where(right, ~lost, won)
+        both.append((right, other))
         filter_name = "strict-match" if task == "gsm8k" else "none"
         outcomes.append(compare_outcomes(task, metric, filter_name, right, other))
         flipped = np.flatnonzero(right != other)
         flips += [_flip(task, metric, filter_name, int(number), bool(right[number])) for number in flipped]
+    outcomes.append(compare_outcomes(ALL, "accuracy", "none", *map(np.concatenate, zip(*both, strict=True))))
     if num_flips is not None:
         flips = [_flip(*TASKS[number % 4], "none", number, number % 3 > 0) for number in range(num_flips)]
     return Comparison(
@@ -81,6 +85,7 @@ def report(path: str = "models/quickstart-135m-int4", found: Comparison | None =
         Metric(item.task, item.metric, item.filter, item.candidate, _stderr(item.candidate, item.num_documents), True,
                item.num_documents)
         for item in outcomes
+        if item.task != ALL
     ]  # fmt: skip
     metrics += [
         Metric("wikitext", "word_perplexity", "none", 24.8132, None, False, 62),
@@ -119,7 +124,7 @@ def _stderr(share: float, count: int) -> float:
 def _results(outcomes: Sequence[Outcome], which: str) -> dict[str, object]:
     """As lm-eval's `simple_evaluate` gives them."""
     results: dict[str, object] = {}
-    for item in outcomes:
+    for item in (item for item in outcomes if item.task != ALL):
         value = getattr(item, which)
         error = _stderr(value, item.num_documents)
         results[item.task] = {f"{item.metric},{item.filter}": value, f"{item.metric}_stderr,{item.filter}": error}
@@ -131,7 +136,11 @@ def _results(outcomes: Sequence[Outcome], which: str) -> dict[str, object]:
         "versions": dict.fromkeys(results, 1.0),
         "n-shot": dict.fromkeys(results, 2),
         "n-samples": {
-            **{item.task: {"original": 2376, "effective": item.num_documents} for item in outcomes},
+            **{
+                task: {"original": 2376, "effective": outcomes[0].num_documents}
+                for task in results
+                if task != "wikitext"
+            },
             **({"wikitext": {"original": 62, "effective": 62}} if results else {}),
         },
         "higher_is_better": {"wikitext": {"word_perplexity": False, "bits_per_byte": False}},

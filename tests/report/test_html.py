@@ -93,7 +93,7 @@ def test_page_of_a_comparison_has_every_part(page: str) -> None:
     ids = {value for _, name, value in read.attributes if name == "id"}
     assert {"scores", "differences", "divergence", "flips", "cost", "setup"} <= ids
     text = " ".join("".join(parts) for parts in read.text.values())
-    for expected in ("Loss found in hellaswag acc_norm", "hellaswag", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar"):
+    for expected in ("Loss found in accuracy and hellaswag acc_norm", "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar"):
         assert expected in text.replace("<wbr>", "")
     assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
 

@@ -31,7 +31,7 @@ def test_lower_is_better_turns_the_sign() -> None:
 def test_perplexity_of_texts_is_a_loss_even_where_answers_hold() -> None:
     found = verdict(Comparison({}, (divergence("wiki"),), (outcome(),)))
     assert found.kind == "loss"
-    assert found.line.startswith("loss found in wiki perplexity (+2 ± 0.8 %): accuracy difference -0.4 %")
+    assert found.line.startswith("loss found in wiki perplexity (+2 ± 0.78 %): accuracy difference -0.4 %")
 
 
 def test_perplexity_of_answers_is_no_loss() -> None:
