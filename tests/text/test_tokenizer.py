@@ -186,3 +186,11 @@ def test_text_of_a_token_has_its_space(tokenizer: Tokenizer, text: str, texts: l
 
 def test_token_that_is_not_there_has_no_text() -> None:
     assert byte_level(False).token_text(10**6) == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_many_texts_are_encoded_as_each_by_itself(options: dict[str, bool]) -> None:
+    tokenizer = Tokenizer(byte_level().hf, "here", **options)
+    bos = str(tokenizer.hf.bos_token)
+    texts = ["on the", " the\n\nthe", bos + "the", "on the", "", "the" * 50]
+    assert tokenizer.encode_many(texts) == {text: tokenizer.encode(text) for text in texts}

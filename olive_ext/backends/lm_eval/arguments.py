@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from olive_ext.config import EngineConfig, Strict
-from olive_ext.config.base import Int, PositiveInt
+from olive_ext.config.base import Int, PositiveInt, word
 from olive_ext.config.evaluation import BatchSize, ProviderOptions, ProviderRequest
 from olive_ext.errors import ConfigError
 
@@ -27,6 +27,9 @@ _OPENING = (
     "tokenizer",
     "onnx_file_name",
     "engine",
+    "kind",
+    "reference",
+    "record_to",
 )
 _DECIDING = {"max_gen_toks", "add_bos_token", "prefix_token_id", "hflm_rolling_bos", "think_end_token", "seed"}
 
@@ -62,7 +65,17 @@ class OrtLMArguments(Strict):
     """Tokens generated at most, where a task names no number."""
 
     device: str | None = None
-    """Taken because lm-eval hands it over. Where the model runs is said by `execution_provider`."""
+    """torch's device for a Hugging Face model; elsewhere taken because lm-eval hands it over: where an ONNX model runs
+    is said by `execution_provider`."""
+
+    kind: Annotated[Literal["auto", "onnx", "hf"], BeforeValidator(word)] = "onnx"
+    """"hf" runs a Hugging Face model on transformers, "auto" tells by the files."""
+
+    reference: Any = None
+    """A model to compare with, as `olive_ext.open` takes it: a path, a mapping, or the records of one."""
+
+    record_to: Any = None
+    """Where this model's distributions are recorded, as `olive_ext.open` takes it."""
 
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer; by default the one found beside the model."""
@@ -111,7 +124,13 @@ class OrtLMArguments(Strict):
         batch_size = self.batch_size
         if isinstance(batch_size, str) and self.max_batch_size is not None:
             batch_size = min(self.max_batch_size, _AUTO_BATCH_SIZE)
-        return {"batch_size": batch_size, **{name: getattr(self, name) for name in _OPENING}}
+        device = None if self.kind == "onnx" else self.device
+        return {"batch_size": batch_size, "device": device, **{name: getattr(self, name) for name in _OPENING}}
+
+    def asking(self) -> dict[str, Any]:
+        """The arguments that were given and do not open a model."""
+        opening = {*_OPENING, "pretrained", "batch_size", "max_batch_size", "device"}
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set - opening)}
 
     def deciding(self) -> dict[str, Any]:
         """The arguments that decide what a request's answer is, JSON-ready."""

@@ -6,13 +6,13 @@ Knows no engine and no provider.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
@@ -21,20 +21,17 @@ from typing_extensions import Self
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.asked import CERTAIN, Answer, Observer, TokenRequest, Wanted, nobody
 from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.identity import answers_key
 from olive_ext.backends.lm_eval.progress import progress_bar
+from olive_ext.backends.lm_eval.slices import encoded_slices
 from olive_ext.backends.pairs import CompletePairs
-from olive_ext.backends.versions import RUNTIMES, versions
+from olive_ext.backends.versions import versions
 from olive_ext.errors import SessionError, TaskError
-from olive_ext.model import content_hash, locate
+from olive_ext.model import content_hash, locate, model_kind
+from olive_ext.model.content import hf_content_hash
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import (
-    GenerationOutput,
-    RollingOutput,
-    RollingRequest,
-    ScoringOutput,
-    ScoringRequest,
-)
+from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,6 +59,7 @@ class OrtLM(CompletePairs):
     ) -> None:
         super().__init__()
         self._observer = observer or nobody
+        self._encoded: dict[str, list[int]] = {}
         given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
         given.check(has_session=session is not None)
         self._arguments = given
@@ -84,6 +82,11 @@ class OrtLM(CompletePairs):
         if self._session is None:
             raise SessionError("the model is closed: open it again")
         return self._session
+
+    def over(self, session: Session, observer: Observer | None = None) -> Self:
+        """A model that asks the open `session` as this one asks its own, with this one's tokenizer."""
+        session.tokenizer = self.session.tokenizer
+        return type(self)(session=session, observer=observer, **self._arguments.asking())
 
     def _refuse_features(self) -> None:
         if self._encoding is not None and self._encoding.takes_features:
@@ -138,7 +141,8 @@ class OrtLM(CompletePairs):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """Token ids by HFLM's BOS rule: see `Tokenizer.encode`."""
-        return self._text.encode(string, add_special_tokens)
+        known = self._encoded.get(string) if add_special_tokens is None else None
+        return self._text.encode(string, add_special_tokens) if known is None else known
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `tokens`."""
@@ -160,42 +164,50 @@ class OrtLM(CompletePairs):
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        tokens: list[TokenRequest] = []
-        for request in requests:
-            context, continuation = request.args
-            context_ids, target_ids = self._encode_pair(context, continuation) if continuation else ([], [])
-            tokens.append(((context, continuation), context_ids, target_ids))
-        return self._loglikelihood_tokens(tokens, disable_tqdm=disable_tqdm, instances=requests)
+        answers = [CERTAIN] * len(requests)
+        with self._progress("Scoring", len(requests), disable_tqdm) as advance:
+            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args), self._encode):
+                found = self._score(tokens, [requests[place] for place in places], advance)
+                for place, answer in zip(places, found, strict=True):
+                    answers[place] = answer
+        return answers
 
-    def _loglikelihood_tokens(
-        self,
-        requests: Sequence[TokenRequest],
-        disable_tqdm: bool = False,
-        instances: Sequence[Instance] = (),
-        **_: object,
+    def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
+        """The texts' tokens, by TemplateLM's rule, which asks for each text by itself what is computed here at once."""
+        pairs = [request.args for request in requests]
+        texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
+        self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
+        try:
+            return [(pair, *(self._encode_pair(*pair) if pair[1] else ([], []))) for pair in pairs]
+        finally:
+            self._encoded = {}
+
+    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
+        """Answers (key, context ids, target ids); a key of None is not cached."""
+        return self._score(requests, (), lambda count: None)
+
+    def _score(
+        self, requests: Sequence[TokenRequest], instances: Sequence[Instance], advance: Callable[[int], None]
     ) -> list[Answer]:
-        """Answers (key, context ids, target ids); a key of None is not cached. `instances` are lm-eval's requests of
-        the same order, for the observer."""
+        """`instances` are lm-eval's requests of the same order, for the observer."""
         answers = [CERTAIN] * len(requests)
         scored = [index for index, (_, _, target) in enumerate(requests) if target]
         asked = [self._scoring(*requests[index][1:]) for index in scored]
-        with self._progress("Scoring", len(requests), disable_tqdm) as advance:
 
-            def keep(index: int, answer: Answer) -> None:
-                answers[index] = answer
-                if requests[index][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-                advance(1)
+        def keep(index: int, answer: Answer) -> None:
+            answers[index] = answer
+            if requests[index][0] is not None:
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
+            advance(1)
 
-            for index in sorted(set(range(len(requests))).difference(scored)):
-                keep(index, CERTAIN)
+        def take(at: int, output: ScoringOutput) -> None:
+            keep(scored[at], (output.logprob, output.is_greedy))
+            if instances:
+                self._observer(instances[scored[at]], asked[at], output)
 
-            def take(at: int, output: ScoringOutput) -> None:
-                keep(scored[at], (output.logprob, output.is_greedy))
-                if instances:
-                    self._observer(instances[scored[at]], asked[at], output)
-
-            self.session.loglikelihood(asked, on_result=take)
+        for index in sorted(set(range(len(requests))).difference(scored)):
+            keep(index, CERTAIN)
+        self.session.loglikelihood(asked, on_result=take)
         return answers
 
     def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
@@ -271,24 +283,18 @@ class OrtLM(CompletePairs):
 
     @cached_property
     def content_hash(self) -> str | None:
-        """Digest of the model's files; None where only a session was given."""
+        """Digest of the model's files; None where only a session was given, or a name on the hub."""
         given = self._arguments
         if given.pretrained is None:
             return None
+        if given.kind == "hf" or (given.kind == "auto" and model_kind(given.pretrained) == "hf"):
+            return hf_content_hash(Path(given.pretrained)) if Path(given.pretrained).is_dir() else None
         return content_hash(locate(given.pretrained, given.onnx_file_name, given.tokenizer))
 
     def answers_key(self) -> str:
         """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
         execution = self.session.describe_execution()
-        facts = {
-            "model": self.content_hash or execution.get("model"),
-            "adapters": sorted(execution.get("adapters", {}).values()),
-            "providers": execution.get("providers"),
-            "max_length": self.max_length,
-            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
-            **self._arguments.deciding(),
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return answers_key(self.content_hash, execution, self.max_length, self._arguments.deciding())
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
