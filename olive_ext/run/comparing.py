@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import Comparison
 from olive_ext.run.listening import Generated, Listener, score_answers
-from olive_ext.run.models import Models
+from olive_ext.run.models import Models, reference_config
+from olive_ext.run.opening import kind_of
 from olive_ext.run.paired import compare_answers
 from olive_ext.run.sample_fields import sample_fields
 from olive_ext.run.samples import Fields
@@ -62,6 +63,8 @@ class Comparer:
         self._progress = progress
         self._side: Side | None = None
         self._listener: Listener | None = None
+        self._tokens_fed: int | None = None
+        """By the reference where it ran alone; 0 where its records held everything."""
 
     def prepare(self) -> None:
         """Runs the reference where it is run alone."""
@@ -72,6 +75,7 @@ class Comparer:
             self._side = self._ask(lm, listener)
             if listener is not None:
                 score_answers(lm, listener.generated)
+                self._tokens_fed = int(lm.session.counters.tokens_fed)
 
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""
@@ -131,4 +135,5 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         said = session.describe_execution().get("reference", {}) if session is not None else {}
-        return {"path": reference.path, "kind": reference.kind, **said, "mode": self._mode}
+        facts = {"path": reference.path, "kind": kind_of(reference_config(self._config)), **said, "mode": self._mode}
+        return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ModelError
 from olive_ext.model import locate, model_kind, size_on_disk
 
 if TYPE_CHECKING:
@@ -35,7 +36,34 @@ def open_model(config: EvaluationConfig, progress: bool = False) -> LM:
         return _open_onnx(config) if is_onnx else _open_hf(config)
 
 
-def _open_onnx(config: EvaluationConfig) -> LM:
+def open_compared(config: EvaluationConfig, progress: bool = False, **arguments: Any) -> LM:
+    """As `open_model`, for a model that is one of two; a Hugging Face model is run by this package, too.
+
+    `arguments` are further ones of `OrtLM`.
+    """
+    from olive_ext.backends.lightened import quiet_bars
+
+    is_onnx = kind_of(config) == "onnx"
+    own = {} if is_onnx else {"kind": "hf", "device": config.device}
+    with quiet_bars(progress):
+        return _open_onnx(config, **own, **arguments)
+
+
+def context_length(config: EvaluationConfig) -> int | None:
+    """The longest context of an ONNX model, from its files; None where these do not tell."""
+    from olive_ext.graph.load import load_graph
+    from olive_ext.model.spec import read_spec
+
+    files = locate(config.model.path, config.model.onnx_file_name, config.tokenizer)
+    try:
+        return read_spec(
+            load_graph(files.decoder), files.genai_config, config.max_length, files.hf_config
+        ).context_length
+    except ModelError:
+        return None
+
+
+def _open_onnx(config: EvaluationConfig, **more: Any) -> LM:
     from olive_ext.backends.lm_eval import OrtLM
 
     arguments = {
@@ -50,7 +78,7 @@ def _open_onnx(config: EvaluationConfig) -> LM:
         "engine": config.engine,
         "seed": config.seed or 0,
     }
-    return OrtLM(config.model.path, **{**arguments, **config.model_args})
+    return OrtLM(config.model.path, **{**arguments, **config.model_args, **more})
 
 
 def _open_hf(config: EvaluationConfig) -> LM:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.remembering import Generations, Overheard, RememberingLM
 from tests.backends.reference import instances, model
-from tests.run.duo import NetSession, ToldLM
+from tests.run.duo import NetSession
 
 GREEDY = {"until": ["\n"], "max_gen_toks": 5}
 SAMPLED = {**GREEDY, "do_sample": True, "temperature": 1.0}
@@ -22,7 +23,7 @@ class Asked:
         self.told: list[tuple[Any, Any, Any]] = []
         observer = lambda *told: self.told.append(told)  # noqa: E731
         overheard = Overheard(observer)
-        spoken = ToldLM(NetSession(model()), overheard)
+        spoken = OrtLM(session=NetSession(model()), observer=overheard)
         self.engine = spoken.session._engine
         self.lm = RememberingLM(spoken, overheard, Generations(file, facts), observer)
 

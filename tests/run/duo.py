@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,6 @@ from olive_ext.engine.types import Request, Result
 from olive_ext.run.listening import Listener
 from olive_ext.run.samples import Fields
 from olive_ext.session import Session
-from olive_ext.text.requests import RollingRequest, ScoringRequest
 from tests.backends.reference import ForwardEngine, model
 from tests.text.tiny import TEMPLATE, byte_level
 
@@ -96,46 +96,24 @@ class NetSession(Session):
         self.net, self.reference = net, reference
 
     def loglikelihood(self, requests: Any, on_result: Any = None) -> Any:
-        outputs = [
-            self._told(output, (*request.context, *request.target))
-            for request, output in zip(requests, super().loglikelihood(requests), strict=True)
-        ]
+        tokens = [(*request.context, *request.target) for request in requests]
+        return self._told(super().loglikelihood(requests), tokens, on_result)
+
+    def loglikelihood_rolling(self, requests: Any, on_result: Any = None) -> Any:
+        tokens = [(request.prefix, *request.text) for request in requests]
+        return self._told(super().loglikelihood_rolling(requests), tokens, on_result)
+
+    def _told(self, outputs: Any, tokens: Sequence[Sequence[int]], on_result: Any) -> Any:
+        if self.reference is not None:
+            pairs = zip(outputs, tokens, strict=True)
+            outputs = [
+                replace(output, compared=compared(self.reference, self.net, ids, output.token_count))
+                for output, ids in pairs
+            ]
         for place, output in enumerate(outputs):
             if on_result is not None:
                 on_result(place, output)
         return outputs
-
-    def _told(self, output: Any, tokens: Sequence[int]) -> SimpleNamespace:
-        found = compared(self.reference, self.net, tokens, output.token_count) if self.reference is not None else None
-        return SimpleNamespace(**vars(output), compared=found)
-
-
-class ToldLM(OrtLM):
-    """Tells a listener of everything lm-eval asks."""
-
-    def __init__(self, session: NetSession, listener: Callable[[Any, Any, Any], None] | None) -> None:
-        super().__init__(session=session)
-        self.listener = listener
-
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        for request in requests if self.listener is not None else ():
-            asked = ScoringRequest(*self._encode_pair(*request.args))
-            self.listener(request, asked, self.session.loglikelihood([asked])[0])
-        return super().loglikelihood(requests, disable_tqdm)
-
-    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        for request in requests if self.listener is not None else ():
-            asked = RollingRequest(self._rolling_ids(request.args[0]), self.prefix_token_id)
-            scored = ScoringRequest([self.prefix_token_id], asked.text)
-            self.listener(request, asked, self.session.loglikelihood([scored])[0])
-        return super().loglikelihood_rolling(requests, disable_tqdm)
-
-    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        for wanted in self._wanted(requests) if self.listener is not None else ():
-            (output,) = self.session.generate([wanted.request])
-            for owner in wanted.owners:
-                self.listener(requests[owner], wanted.request, output)
-        return super().generate_until(requests, disable_tqdm)
 
 
 class TwoModels:
@@ -148,12 +126,12 @@ class TwoModels:
 
     def reference(self, listener: Listener | None) -> Any:
         self.opened.append("reference")
-        return ToldLM(NetSession(model()), listener)
+        return OrtLM(session=NetSession(model()), observer=listener)
 
     def candidate(self, listener: Listener | None) -> Any:
         self.opened.append("candidate")
-        return ToldLM(NetSession(self.net, None if listener is None else model()), listener)
+        return OrtLM(session=NetSession(self.net, None if listener is None else model()), observer=listener)
 
     def beside(self, candidate: Any, listener: Listener) -> Any:
         self.opened.append("beside")
-        return ToldLM(NetSession(model()), listener)
+        return OrtLM(session=NetSession(model()), observer=listener)

@@ -30,7 +30,13 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
 
 def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> tuple[Comparison, Any, TwoModels]:
     config = EvaluationConfig.parse(
-        {"model": {"path": "m"}, "reference": "r", "tasks": NAMES, "bootstrap_iters": 0, **settings}
+        {
+            "model": {"path": "m"},
+            "reference": {"path": "r", "kind": "onnx"},
+            "tasks": NAMES,
+            "bootstrap_iters": 0,
+            **settings,
+        }
     )
     models = TwoModels(candidate)
     comparer = Comparer(config, mode, tasks, Seeds(), models=models)  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+"""`evaluate` with a reference on real tiny models: an export, its source, a changed and a quantized export."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError
+from olive_ext.report import Report, from_json
+from olive_ext.report.comparison import ALL, Comparison, Divergence
+from olive_ext.run import evaluate
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.exports import genai_export, hf_model
+
+pytestmark = pytest.mark.slow
+
+NOISE = 0.05
+HEAD = "lm_head.MatMul.weight"
+WORDS = "the cat sat on the mat and the dog ran off with the hat"
+"""Of which the tasks' texts are made."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The float export with noise on its LM head, float32 throughout."""
+    path = tmp_path_factory.mktemp("changed") / "model"
+    shutil.copytree(genai_export("llama"), path)
+    model = onnx.load(path / "model.onnx")
+    (weight,) = [item for item in model.graph.initializer if item.name == HEAD]
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + noise(), HEAD))
+    (path / "model.onnx.data").unlink()
+    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    return path
+
+
+def noise() -> np.ndarray:
+    """[hidden, vocabulary]."""
+    return (NOISE * np.random.default_rng(3).normal(size=(64, 1024))).astype(np.float32)
+
+
+def run(model: Path, reference: Path, mode: str, folder: Path, records: str, **settings: Any) -> Report:
+    given = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, **settings}
+    how = {"path": str(reference), "mode": mode, "records_dir": records}
+    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": how, **given}))
+
+
+def compared(report: Report) -> Comparison:
+    assert report.comparison is not None
+    return report.comparison
+
+
+def by_task(report: Report) -> dict[str, Divergence]:
+    return {item.task: item for item in compared(report).divergences}
+
+
+@cache
+def nets() -> tuple[Any, Any, Any]:
+    """The source in float32, the same with the noise, and the tokenizer."""
+    path = hf_model("llama")
+    source, other = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for _ in range(2))
+    head = other.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach() + torch.tensor(noise().T))
+    return source, other, AutoTokenizer.from_pretrained(path)
+
+
+def whole_distributions(text: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Log-probabilities [T, V] of both models at the text's tokens, behind BOS, and those tokens."""
+    source, other, tokenizer = nets()
+    tokens = tokenizer.encode(text)
+    with torch.inference_mode():
+        p, q = (net(torch.tensor([tokens])).logits[0].double().log_softmax(-1).numpy() for net in (source, other))
+    return p[:-1], q[:-1], tokens[1:]
+
+
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_a_model_against_itself(folder: Path, records: str, mode: str) -> None:
+    report = run(genai_export("llama"), genai_export("llama"), mode, folder, records)
+    for found in compared(report).divergences:
+        assert abs(found.kl.mean) < 1e-7
+        assert found.kl.maximum < 1e-7
+        assert found.top1_agreement == 1.0
+        assert found.perplexity_ratio == pytest.approx(1, abs=1e-7)
+    assert compared(report).flips == ()
+    assert {item.mcnemar_p for item in compared(report).outcomes} == {1.0}
+    assert {item.difference for item in compared(report).outcomes} == {0.0}
+
+
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+@pytest.mark.parametrize("kind", ["onnx", "hf"])
+def test_known_change_gives_the_divergence_of_the_whole_logits(
+    folder: Path, records: str, changed: Path, kind: str, mode: str
+) -> None:
+    reference = genai_export("llama") if kind == "onnx" else hf_model("llama")
+    report = run(changed, reference, mode, folder, records, tasks=["tiny_rolling"])
+    found = by_task(report)["tiny_rolling"]
+    words = WORDS.split()
+    texts = [" ".join(words[start:]) for start in range(1, 7)]
+    kl, ratio, top, agreement = [], [], [], []
+    for text in texts:
+        p, q, targets = whole_distributions(text)
+        rows = np.arange(len(targets))
+        kl += (np.exp(p) * (p - q)).sum(1).tolist()
+        ratio += (p - q)[rows, targets].tolist()
+        best = p.argmax(1)
+        top += (np.exp(q[rows, best]) - np.exp(p[rows, best])).tolist()
+        agreement += (best == q.argmax(1)).tolist()
+    assert (found.num_documents, found.num_positions) == (len(texts), len(kl))
+    assert found.kl.mean == pytest.approx(np.mean(kl), rel=1e-4)
+    assert found.kl.maximum == pytest.approx(max(kl), rel=1e-4)
+    assert found.kl.p90 == pytest.approx(np.percentile(kl, 90), rel=1e-4)
+    assert found.perplexity_ratio == pytest.approx(math.exp(np.mean(ratio)), rel=1e-5)
+    assert found.top_probability_rms == pytest.approx(math.sqrt(np.mean(np.square(top))), rel=1e-3)
+    assert found.top1_agreement == pytest.approx(np.mean(agreement))
+    assert found.kl.mean > 1e-3
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def quantized(folder: Path, out: Path) -> dict[str, Report]:
+    """An int4 export against the float one, resident, recorded, recorded once more, and alone."""
+    records = str(out / "records")
+    int4, reference = genai_export("llama", precision="int4"), genai_export("llama")
+    found = {mode: run(int4, reference, mode, folder, records) for mode in ("resident", "recorded")}
+    found["again"] = run(int4, reference, "recorded", folder, records, sample_log_num=6, output_dir=str(out))
+    given = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0}
+    found["alone"] = evaluate(EvaluationConfig.parse({"model": {"path": str(int4)}, **given}))
+    return found
+
+
+def test_both_modes_find_the_same(quantized: dict[str, Report]) -> None:
+    resident, recorded = (by_task(quantized[mode]) for mode in ("resident", "recorded"))
+    assert list(resident) == [*NAMES, ALL]
+    for task, found in resident.items():
+        assert recorded[task].num_positions == found.num_positions
+        assert recorded[task].kl.mean == pytest.approx(found.kl.mean, rel=1e-4)
+        assert recorded[task].perplexity_ratio == pytest.approx(found.perplexity_ratio, rel=1e-5)
+    assert compared(quantized["recorded"]).outcomes == compared(quantized["resident"]).outcomes
+    assert compared(quantized["recorded"]).flips == compared(quantized["resident"]).flips
+
+
+def test_own_metrics_are_those_without_a_reference(quantized: dict[str, Report]) -> None:
+    alone = {(metric.task, metric.metric, metric.filter): metric.value for metric in quantized["alone"].metrics}
+    for mode in ("resident", "recorded"):
+        found = {(metric.task, metric.metric, metric.filter): metric.value for metric in quantized[mode].metrics}
+        assert {key: found[key] for key in alone} == pytest.approx(alone, rel=1e-5)
+
+
+def test_later_runs_ask_the_reference_nothing(quantized: dict[str, Report]) -> None:
+    first, again = (compared(quantized[mode]).reference for mode in ("recorded", "again"))
+    assert first["tokens_fed"] > 0
+    assert again["tokens_fed"] == 0
+    assert by_task(quantized["again"]) == by_task(quantized["recorded"])
+
+
+def test_goals_can_name_the_numbers(quantized: dict[str, Report]) -> None:
+    found = {(metric.task, metric.metric): metric.value for metric in quantized["recorded"].metrics}
+    assert found[ALL, "kl_mean"] == by_task(quantized["recorded"])[ALL].kl.mean
+    assert found["tiny_choice", "mcnemar_p"] <= 1
+
+
+def test_report_and_logs_hold_the_comparison(quantized: dict[str, Report], out: Path) -> None:
+    assert from_json((out / "report.json").read_text()).comparison == compared(quantized["again"])
+    lines = [json.loads(line) for line in (out / "samples_tiny_rolling.jsonl").read_text().splitlines()]
+    assert all(line["olive_ext"]["kl_mean"] > 0 for line in lines)
+
+
+def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path, records: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(genai_export("llama"), other)
+    written = json.loads((other / "tokenizer.json").read_text())
+    first, second = list(written["model"]["vocab"])[300:302]
+    vocab = written["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (other / "tokenizer.json").write_text(json.dumps(written))
+    for mode in ("recorded", "resident"):
+        with pytest.raises(ConfigError, match=r"the tokenizer of the reference '.*other' differs .* vocabulary"):
+            run(genai_export("llama"), other, mode, folder, records)
