@@ -12,7 +12,6 @@ from olive_ext.engine.kv import Device
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.step import HeadRow, Row, Runner, Step
 from olive_ext.engine.types import Source
-from olive_ext.errors import ConfigError
 from olive_ext.model import open_session, resolve_providers
 from olive_ext.model.types import SourceKind
 
@@ -26,11 +25,11 @@ def divergence_of(runner: Runner) -> Divergence:
 
 
 def vocab_size_of(engine: Engine) -> int:
-    """Tokens that the model has logits for, found by a step of one token. Raises `ConfigError` for an encoder of
-    features, of which there are none to try."""
+    """Tokens that the model has logits for, found by a step of one token; behind an encoder of features, of which there
+    are none to try, what the graph or its configuration says."""
     runner = engine.runner
-    if runner.source_kind is SourceKind.FEATURES:
-        raise ConfigError("what an encoder of features leads to is not recorded: open both models ('reference')")
+    if isinstance(runner, OrtRunner) and runner.source_kind is SourceKind.FEATURES:
+        return runner.vocab_size
     source = Source(np.zeros(1, np.int64)) if runner.source_kind is not None else None
     runner.reserve(1)
     output = runner.run(Step((Row(0, 0, (0,), source=source),), (HeadRow(0, 0),)))

@@ -14,7 +14,8 @@ import onnxruntime as ort
 
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.kv import Device
-from olive_ext.errors import ConfigError
+from olive_ext.engine.runner import first_line, is_memory_error, is_ort_error
+from olive_ext.errors import ConfigError, MemoryShortageError, RunError
 from olive_ext.graph.divergence import divergence_graph, record_graph, recorded_graph
 from olive_ext.records import Form
 
@@ -31,7 +32,8 @@ DEVICE_BYTES = 1 << 28
 
 
 class Divergence:
-    """Opens the graphs when they are first needed; `open_graph` opens them on `device`."""
+    """Opens the graphs when they are first needed; `open_graph` opens them on `device`. A graph that fails there is a
+    `RunError`."""
 
     def __init__(self, open_graph: OpenGraph, device: Device) -> None:
         self.host_bytes = 0
@@ -42,12 +44,9 @@ class Divergence:
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
         """`divergence_graph`'s outputs, [R] each. `ids` [R] are where the rows are largest. Raises `ConfigError` for
         vocabularies of two sizes."""
-        sizes = shape_of(reference)[1], shape_of(candidate)[1]
-        if sizes[0] != sizes[1]:
-            raise ConfigError(
-                f"the reference has logits for {sizes[0]} tokens and the model for {sizes[1]}: they are not comparable"
-            )
-        graph = self._graph(divergence_graph, sizes[1])
+        vocab_size = shape_of(candidate)[1]
+        refuse_other_vocabulary(shape_of(reference)[1], vocab_size)
+        graph = self._graph(divergence_graph, vocab_size)
         rows = {"reference_logits": reference, "logits": candidate}
         return self._run(graph, rows, {"reference_ids": reference_ids[:, None], "ids": ids[:, None]})
 
@@ -72,11 +71,7 @@ class Divergence:
     ) -> dict[str, Array]:
         """As `compare`, with `recorded_graph`'s outputs too, against records of the form."""
         vocab_size = shape_of(logits)[1]
-        if vocab_size != form.vocab_size:
-            raise ConfigError(
-                f"the reference's records are of {form.vocab_size} tokens and the model has logits for {vocab_size}: "
-                "they are not comparable"
-            )
+        refuse_other_vocabulary(form.vocab_size, vocab_size)
         if form.is_whole:
             kept = np.ascontiguousarray(records_R["logits"])
             return self.compare(kept, logits, kept.argmax(-1), ids)
@@ -97,7 +92,16 @@ class Divergence:
         return self._graphs[key]
 
     def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        found = graph.run(rows, arrays)
+        try:
+            found = graph.run(rows, arrays)
+        except Exception as error:
+            if not is_ort_error(error):
+                raise
+            kind = MemoryShortageError if is_memory_error(error) else RunError
+            shape = shape_of(next(iter(rows.values())))
+            raise kind(
+                f"ONNX Runtime failed to compare {shape[0]} rows of {shape[1]} logits: {first_line(error)}"
+            ) from error
         self.host_bytes += sum(array.nbytes for array in found.values())
         return found
 
@@ -157,6 +161,14 @@ class _RowsGraph:
             address = rows.data_ptr() + start * vocab_size * 4
             shape = [stop - start, vocab_size]
             binding.bind_input(name, self._device.kind, self._device.index, _FLOAT, shape, address)
+
+
+def refuse_other_vocabulary(reference: int, own: int) -> None:
+    """Raises `ConfigError` for logits of two sizes."""
+    if reference != own:
+        raise ConfigError(
+            f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
+        )
 
 
 def shape_of(rows: LogitRows) -> tuple[int, int]:

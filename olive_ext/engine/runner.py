@@ -58,6 +58,11 @@ class OrtRunner:
         self._head = head
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that it has logits for."""
+        return self._spec.vocab_size
+
+    @property
     def batching(self) -> Batching:
         # Rows of one step may have different sources, and their lengths differ.
         return self._kv.batching if self._encoder is None and self.can_split else Batching.SINGLE

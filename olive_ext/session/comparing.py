@@ -7,6 +7,7 @@ from typing import Any
 from olive_ext.config import EngineConfig
 from olive_ext.engine.beside import divergence_of, vocab_size_of
 from olive_ext.engine.comparing import ComparingEngine, RecordedScorer, RecordingScorer, SharingEngine, Turns
+from olive_ext.engine.divergence import refuse_other_vocabulary
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.pair import PairRunner
 from olive_ext.engine.recording import RecordedRunner, RecordingRunner
@@ -34,6 +35,7 @@ def open_beside(settings: Settings, of_reference: Settings) -> Session:
         refuse_other_tokenizer(
             tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer), reference.name, own.name
         )
+        refuse_other_vocabulary(vocab_size_of(reference.engine), vocab_size_of(own.engine))
         pair = PairRunner(own.engine.runner, reference.engine.runner, divergence_of(own.engine.runner))
     except BaseException:
         own.engine.close()
@@ -70,6 +72,7 @@ def open_recorded(settings: Settings, records: Records) -> Session:
     try:
         traits = tokenizer_traits(own.tokenizer)
         refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
+        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.engine))
         runner = RecordedRunner(own.engine.runner, records, divergence_of(own.engine.runner))
     except BaseException:
         own.engine.close()
