@@ -178,5 +178,4 @@ def _estimate(found: Divergence) -> str:
     error = found.kl_sampling_error
     if not math.isfinite(error) or error <= 0:
         return ""
-    least = numbers.nats(found.kl_lower)
-    return f"estimated from a recorded part, \N{PLUS-MINUS SIGN} {numbers.nats(error)}; at least {least}"
+    return f"estimated \N{PLUS-MINUS SIGN} {numbers.nats(error)}, at least {numbers.nats(found.kl_lower)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def _lead(contrast: Contrast, column: Column | None) -> Lead:
     said = verdict(contrast.comparison)
     sentence = said.line.partition(": ")[0]
     tiles = (*_tiles(contrast), *_costs(column))
-    sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+    sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{sentence[:1].upper()}{sentence[1:]}")
     return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[said.kind], sentence, tiles)
 
 
@@ -76,7 +77,7 @@ def _tiles(contrast: Contrast) -> Iterator[Tile]:
         name = "Accuracy" if outcome.task == ALL or len(tasks) == 1 else f"{outcome.task} {outcome.metric}"
         yield Tile(f"{name}, points", numbers.points(outcome.difference, half), f"{low} to {high}")
     lost = sum(flip.direction == "right_to_wrong" for flip in contrast.comparison.flips)
-    if contrast.comparison.flips:
+    if any(item.is_binary for item in contrast.comparison.outcomes):
         yield Tile("Flips, lost / won", f"{lost} / {len(contrast.comparison.flips) - lost}")
     if whole is None:
         return

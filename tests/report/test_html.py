@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -93,7 +94,13 @@ def test_page_of_a_comparison_has_every_part(page: str) -> None:
     ids = {value for _, name, value in read.attributes if name == "id"}
     assert {"scores", "differences", "divergence", "flips", "cost", "setup"} <= ids
     text = " ".join("".join(parts) for parts in read.text.values())
-    for expected in ("Loss found in accuracy and hellaswag acc_norm", "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar"):
+    for expected in (
+        "Loss found in accuracy and hellaswag acc_norm",
+        "all tasks",
+        "98.0\u00a0MB",
+        "1.42\u00a0GB",
+        "McNemar",
+    ):
         assert expected in text.replace("<wbr>", "")
     assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
 
@@ -192,3 +199,11 @@ def test_evaluation_survives_a_page_that_cannot_be_made(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
     (message,) = (record.message for record in caplog.records)
     assert message.startswith("no report.html: ")
+
+
+def test_mean_of_recorded_distributions_tells_that_it_is_estimated(page: str) -> None:
+    found = comparison(100)
+    recorded = tuple(replace(item, kl_sampling_error=0.0004, kl_lower=0.0101) for item in found.divergences)
+    text = to_html(report(found=replace(found, divergences=recorded)))
+    assert "estimated \N{PLUS-MINUS SIGN} 0.000400, at least 0.0101" in text
+    assert "estimated" not in page
