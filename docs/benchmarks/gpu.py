@@ -100,13 +100,22 @@ def make_models(given: argparse.Namespace, shape: str) -> Path:
     return folder
 
 
-def options(given: argparse.Namespace, models: Path, tasks: Path) -> Iterator[object]:
-    """Of `olive-ext bench`."""
-    yield from ("--tasks", "mmlu_pro_shape", "--include-path", tasks, "--limit", given.questions, "--num-fewshot", 0)
-    yield from ("--hf", models / "hf", "--peers", given.peers, "--batch-sizes", given.batch_sizes)
-    yield from ("--rounds", given.rounds, "--probe", max(1, given.questions // 20), "--max-length", 2048)
-    yield from ("--warmup", 64, "--provider", given.device)
-    yield from ("--device", "cuda:0" if given.device == "cuda" else given.device)
+def shared_options(given: argparse.Namespace, tasks: Path) -> Iterator[object]:
+    """Of `olive-ext bench`, whatever it is compared with."""
+    yield from ("--tasks", "mmlu_pro_shape", "--include-path", tasks, "--num-fewshot", 0, "--max-length", 2048)
+    yield from ("--provider", given.device, "--device", "cuda:0" if given.device == "cuda" else given.device)
+
+
+def speed_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
+    """All questions, against Hugging Face."""
+    yield from ("--limit", given.questions, "--rounds", given.rounds, "--warmup", 64)
+    yield from ("--hf", models / "hf", "--peers", "hf", "--batch-sizes", given.batch_sizes)
+    yield from ("--probe", max(1, given.questions // 20))
+
+
+def answer_options(given: argparse.Namespace) -> Iterator[object]:
+    """A few questions against a plain session on the same file, which is what int4 answers are to be held against."""
+    yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
 
 
 def main() -> None:
@@ -117,7 +126,7 @@ def main() -> None:
     parser.add_argument("--shapes", metavar="A,B", default="llama-3.2-1b,gemma-4-e2b")
     parser.add_argument("--precisions", metavar="A,B", default="fp16,int4")
     parser.add_argument("--questions", metavar="N", type=int, default=1200)
-    parser.add_argument("--peers", metavar="A,B", default="hf")
+    parser.add_argument("--checked", metavar="N", type=int, default=5, help="questions to check answers on")
     parser.add_argument("--batch-sizes", metavar="A,B", default="16,64,128")
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
     parser.add_argument("--packages", metavar="DIR", type=Path)
@@ -133,7 +142,10 @@ def main() -> None:
         for precision in given.precisions.split(","):
             name = f"{shape}-{precision}"
             goals[name] = {"hf": 4.0}
-            found[name] = bench(models / precision, given.out / name, [*options(given, models, tasks)])
+            shared, model = [*shared_options(given, tasks)], models / precision
+            found[name] = bench(model, given.out / name, [*shared, *speed_options(given, models)])
+            check = f"{name}-answers"
+            found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
             text = table(found, goals)
             (given.out / "table.md").write_text(text, encoding="utf-8")
     print(text)

@@ -43,12 +43,11 @@ def open_backend(name: str, opening: Opening) -> LM:
 
 def _open_ours(opening: Opening) -> LM:
     threads = {} if opening.num_threads is None else {"num_threads": opening.num_threads}
-    options = dict(opening.provider_options)
     return OrtLM(
         opening.model,
         batch_size=opening.batch_size or "auto",
         execution_provider=opening.execution_provider,
-        provider_options=options if opening.execution_provider and options else None,
+        provider_options=dict(opening.provider_options) or None,
         max_length=opening.max_length,
         add_bos_token=opening.add_bos_token,
         engine={**opening.engine, **threads},

@@ -72,6 +72,8 @@ def facts(summary: Summary) -> list[str]:
     if summary.utilisation is not None and summary.ceiling is not None:
         ceiling = f"{summary.ceiling / 1e9:.1f} GFLOP/s"
         lines.append(f"{summary.utilisation:.0%} of the matrix-product ceiling measured here ({ceiling})")
+    if summary.host_bytes is not None:
+        lines.append(f"{summary.host_bytes:.0f} bytes of each request crossed from the device to the host")
     if summary.reference is not None:
         lines.append(f"answers are compared with those of {summary.reference}")
     return lines

@@ -61,6 +61,8 @@ class Summary:
 
     ceiling: float | None
     reference: str | None
+    host_bytes: float | None = None
+    """Bytes that crossed from the device to the host for each request of ours."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,7 +101,12 @@ def summarize(
         utilisation=used,
         ceiling=ceiling,
         reference=reference,
+        host_bytes=_median([run.counters["host_bytes"] / num_requests for run in ours if "host_bytes" in run.counters]),
     )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
 
 
 def chosen_runs(backend: str, runs: Sequence[Run]) -> list[Run]:

@@ -177,7 +177,9 @@ def main(result: Path) -> int:
 
         traceback.print_exc()
         found = {"error": one_line(error)}
-    result.write_text(json.dumps(found, default=str), encoding="utf-8")
+    written = result.with_suffix(".new")
+    written.write_text(json.dumps(found, default=str), encoding="utf-8")
+    written.replace(result)
     sys.stdout.flush()
     os._exit(0)  # libraries that fail while they shut down have nothing to say any more
 

@@ -20,7 +20,7 @@ def run(backend: str, size: int | None, number: int, seconds: float, **fields: o
 
 
 def runs() -> list[Run]:
-    counters = {"tokens_fed": 210.0, "tokens_distinct": 200.0}
+    counters = {"tokens_fed": 210.0, "tokens_distinct": 200.0, "host_bytes": 400.0}
     agreed = {"max_difference": 1e-6, "mean_difference": 1e-7, "choices": [5, 5], "differs": False}
     wrong = {"max_difference": 2.0, "mean_difference": 1e-2, "choices": [4, 5], "differs": True}
     return [
@@ -73,6 +73,7 @@ def test_peer_whose_turn_has_not_come_is_a_line() -> None:
 def test_tokens_and_utilisation_are_of_our_runs() -> None:
     found = summary()
     assert found.fed_over_distinct == pytest.approx(1.05)
+    assert found.host_bytes == 10.0
     operations = 210 * 1e6 + 5000 * 210 / 200 * 100 + 10 * 1e5
     assert found.utilisation == pytest.approx(operations / 1.5 / 1e9)
 
