@@ -3,6 +3,7 @@
 python docs/screenshots.py                    of made-up numbers
 python docs/screenshots.py REPORT [REPORT...] of real ones: folders with a report.json; the page of the last one, and
                                               with several the comparison of all
+python docs/screenshots.py --measure          no pictures: how long pages of 400 and 50,000 flips take to open, to search
 """
 
 from __future__ import annotations
@@ -91,12 +92,42 @@ def smaller(png: bytes) -> bytes:
     return written.getvalue()
 
 
+SEARCH = """
+(async () => {
+  const field = document.getElementById("flip-search"), list = document.getElementById("flip-list");
+  const begin = performance.now();
+  field.value = "photosynthesis";
+  field.dispatchEvent(new Event("input"));
+  while (list.dataset.query !== field.value) await new Promise((done) => setTimeout(done, 5));
+  return [performance.now() - begin, document.getElementById("flip-count").textContent];
+})()
+"""
+READY = "performance.getEntriesByType('navigation')[0].domInteractive"
+
+
+def measure(path: str) -> int:
+    """Prints size, milliseconds until the scripts have run and of a search, for each page in a fresh browser."""
+    with tempfile.TemporaryDirectory() as folder:
+        for num_flips in (400, 50_000):
+            page = Path(folder) / "page.html"
+            page.write_text(to_html(report(found=comparison(400, num_flips=num_flips))), encoding="utf-8")
+            with Chromium(path) as browser:
+                browser.show(*DESK)
+                browser.open(page)
+                ready, (milliseconds, found) = browser.run(READY), browser.run(SEARCH)
+            size = page.stat().st_size / 1e6
+            print(f"{num_flips:6} flips  {size:5.1f} MB  ready {ready:4.0f} ms  search {milliseconds:4.0f} ms  {found}")
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Writes the pictures; 1 where there is no browser, something is on its console, or a picture is too large."""
     path = find_chromium()
     if path is None:
         print("no Chromium on PATH", file=sys.stderr)
         return 1
+    if "--measure" in argv:
+        return measure(path)
     pages = of(argv) if argv else made_up()
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Chromium(path) as browser:
