@@ -107,7 +107,7 @@ class HfRunner:
                 self._forget()
                 shape = f"{len(row.tokens)} tokens behind {row.past} positions"
                 raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
-            parts.append(logits_RV if offsets or number + 1 == len(step.rows) else logits_RV[:0])
+            parts.append(logits_RV[: len(offsets)] if step.heads else logits_RV[:1])
             if row.cells_P is None:
                 self._slot = [*past, *row.tokens]
         return self._score(torch.cat(parts), step)

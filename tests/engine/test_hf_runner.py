@@ -12,7 +12,7 @@ import torch
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.hf_runner import HfRunner, context_length, load_model
-from olive_ext.engine.step import HeadRow, Row, Step
+from olive_ext.engine.step import TRUNK, HeadRow, Row, Step
 from olive_ext.engine.types import FinishReason, Generation, Request, Source
 from olive_ext.errors import ModelError, OliveExtError, RunError
 
@@ -105,6 +105,19 @@ def test_rows_of_logits_are_exposed_and_at_least_one() -> None:
     nothing = runner.run(Step((Row(0, 3, (8,)),)))
     assert nothing.logits_RV.shape == (1, VOCAB)
     assert [len(nothing.target_logprobs), len(nothing.greedy_ids), len(nothing.sample_logits_KV)] == [0, 0, 0]
+
+
+def test_a_last_row_that_nothing_is_read_of_adds_no_row_of_logits() -> None:
+    """As where a step is full before a text's first score: the candidate's rows of logits are one for each head."""
+    model = make("llama")
+    runner = HfRunner(model, {})
+    runner.reserve_trunk(40)
+    cells = np.arange(1, 4, dtype=np.int32)
+    rows = (Row(TRUNK, 0, (5, 6, 7), cells_P=cells[:0]), Row(TRUNK, 3, (8, 9), cells_P=cells))
+    output = runner.run(Step(rows, (HeadRow(0, 2),), ((0, 4),), first_cell=1))
+    assert output.logits_RV is not None
+    assert output.logits_RV.shape == (1, VOCAB)
+    assert output.target_logprobs[0] == pytest.approx(naive(model, [5, 6, 7])[2, 4], abs=1e-5)
 
 
 def test_context_is_the_configurations_or_shorter() -> None:
