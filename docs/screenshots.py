@@ -3,7 +3,7 @@
 python docs/screenshots.py                    of made-up numbers
 python docs/screenshots.py REPORT [REPORT...] of real ones: folders with a report.json; the page of the last one, and
                                               with several the comparison of all
-python docs/screenshots.py --measure          no pictures: how long pages of 400 and 50,000 flips take to open, to search
+python docs/screenshots.py --measure          no pictures: how long pages of 400 and of 50,000 flips take to open
 """
 
 from __future__ import annotations
