@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from olive_ext.errors import RecordsError
 VERSION = 1
 INDEX = "index.json"
 Array = npt.NDArray[np.void]
+_BLOCK_BYTES = 1 << 20
 
 
 class GrowingFiles:
@@ -37,7 +39,6 @@ class GrowingFiles:
         self._dtypes = dict(dtypes)
         self.chunks = [dict(chunk) for chunk in chunks]
         self._checked: dict[str, set[int]] = {name: set() for name in dtypes}
-        self._maps: dict[str, Array] = {}
 
     def count(self, name: str) -> int:
         """Items that are valid."""
@@ -47,13 +48,24 @@ class GrowingFiles:
         return self._folder / f"{name}.bin"
 
     def read(self, name: str, numbers: npt.NDArray[np.int64] | None = None) -> Array:
-        """Items by number, all of them by default. Raises `RecordsError` for a file that is not what was written."""
+        """Items by number, all of them by default. Raises `RecordsError` for a file that is not what was written.
+
+        Read, not mapped: pages of a map that have been touched would count as this process's memory.
+        """
+        wanted = np.arange(self.count(name)) if numbers is None else np.asarray(numbers, np.int64)
+        items = np.empty(len(wanted), self._dtypes[name])
+        if not len(wanted):
+            return items
         ends = np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
-        touched = range(len(self.chunks)) if numbers is None else np.unique(np.searchsorted(ends, numbers, "right") - 1)
-        items = self._map(name)
-        for place in touched:
-            self._check(name, int(place), items[ends[place] : ends[place + 1]])
-        return np.array(items if numbers is None else items[numbers])
+        size = self._dtypes[name].itemsize
+        with self._open(name) as file:
+            for place in np.unique(np.searchsorted(ends, wanted, "right") - 1).tolist():
+                self._check(file, name, place, int(ends[place]) * size, int(ends[place + 1]) * size)
+            begins = np.flatnonzero(np.diff(wanted, prepend=wanted[0] - 2) != 1)
+            for begin, end in zip(begins, [*begins[1:], len(wanted)], strict=True):
+                file.seek(int(wanted[begin]) * size)
+                file.readinto(items[begin:end].view(np.uint8).data)
+        return items
 
     def append(self, items: Mapping[str, Array]) -> dict[str, Any]:
         """Writes a chunk behind what is valid; it counts once the index that names it is written."""
@@ -68,23 +80,27 @@ class GrowingFiles:
                 os.fsync(file.fileno())
             chunk["counts"][name] = len(array)
             chunk["checksums"][name] = zlib.crc32(content)
-            self._maps.pop(name, None)
         self.chunks.append(chunk)
         return chunk
 
-    def _map(self, name: str) -> Array:
-        if name not in self._maps:
-            path, dtype, count = self.path(name), self._dtypes[name], self.count(name)
-            size = path.stat().st_size if path.exists() else 0
-            if size < count * dtype.itemsize:
-                raise RecordsError(f"'{path}' is damaged: {size} bytes, of {count * dtype.itemsize}; {_remedy(path)}")
-            self._maps[name] = np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
-        return self._maps[name]
+    def _open(self, name: str) -> BufferedReader:
+        """Opens a file that holds as much as is valid."""
+        path, needed = self.path(name), self.count(name) * self._dtypes[name].itemsize
+        size = path.stat().st_size if path.exists() else 0
+        if size < needed:
+            raise RecordsError(f"'{path}' is damaged: {size} bytes, of {needed}; {_remedy(path)}")
+        return path.open("rb")
 
-    def _check(self, name: str, place: int, items: Array) -> None:
+    def _check(self, file: BufferedReader, name: str, place: int, start: int, stop: int) -> None:
         if place in self._checked[name]:
             return
-        if zlib.crc32(np.ascontiguousarray(items).view(np.uint8).data) != self.chunks[place]["checksums"][name]:
+        checksum = 0
+        file.seek(start)
+        while start < stop:
+            block = file.read(min(_BLOCK_BYTES, stop - start))
+            checksum = zlib.crc32(block, checksum)
+            start += len(block)
+        if checksum != self.chunks[place]["checksums"][name]:
             raise RecordsError(
                 f"'{self.path(name)}' is damaged: part {place} is not what was written; {_remedy(self.path(name))}"
             )
