@@ -45,10 +45,10 @@ class ReferenceConfig(Strict):
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
     keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
-    fit in the free memory."""
+    fit in the free memory and neither speed nor memory is asked for."""
 
     records_dir: str | None = None
-    """Folder of the records. None takes `olive_ext_records` in the user's cache folder."""
+    """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
 
     top: PositiveInt | None = None
     """Recorded: the most likely tokens of a position that are kept with their log-probabilities. None takes a number

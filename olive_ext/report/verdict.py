@@ -13,6 +13,8 @@ Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared"]
 _LEVEL = 0.05
 _QUANTILE = 1.96
 _SAME_NATS = 1e-6
+_LEAST_CHANGE = 0.001
+"""Of a perplexity, relative: on many texts much less is certain, and matters to nobody."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Verdict:
 def verdict(comparison: Comparison) -> Verdict:
     """Loss or gain where the 95 % interval of the accuracy difference over all documents excludes zero, where a task's
     exact p-value stays below 5 % after Holm's correction for the number of tasks (Holm 1979), or where a perplexity of
-    whole texts (a task without answers) changed by more than 1.96 standard errors. A loss anywhere is a loss."""
+    whole texts (a task without answers) changed by more than 1.96 standard errors and 0.1 %. A loss anywhere is
+    one of the model."""
     outcome = headline(comparison)
     whole = overall(comparison)
     if outcome is None and whole is None:
@@ -70,7 +73,7 @@ def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
         if found.perplexity_ratio_stderr is None:
             continue
         change, margin = found.perplexity_ratio - 1, _QUANTILE * found.perplexity_ratio_stderr
-        if abs(change) > max(margin, _SAME_NATS):
+        if abs(change) > max(margin, _LEAST_CHANGE):
             name = f"{found.task} perplexity ({100 * change:+.2g} ± {100 * margin:.2g} %)"
             (lost if change > 0 else gained).append(name)
     return lost, gained

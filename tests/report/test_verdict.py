@@ -34,6 +34,11 @@ def test_perplexity_of_texts_is_a_loss_even_where_answers_hold() -> None:
     assert found.line.startswith("loss found in wiki perplexity (+2 ± 0.78 %): accuracy difference -0.4 %")
 
 
+def test_certain_but_tiny_change_of_perplexity_is_not_named() -> None:
+    tiny = divergence("wiki", perplexity_ratio=1.0009, perplexity_ratio_stderr=1e-5)
+    assert verdict(Comparison({}, (tiny,), (outcome(),))).kind == "no_loss_found"
+
+
 def test_perplexity_of_answers_is_no_loss() -> None:
     assert verdict(Comparison({}, (divergence("choice"), divergence(ALL)), (outcome(),))).kind == "no_loss_found"
 

@@ -201,3 +201,11 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
     for mode in ("recorded", "resident"):
         with pytest.raises(ConfigError, match=r"the tokenizer of the reference '.*other' differs .* vocabulary"):
             run(genai_export("llama"), other, mode, folder, records)
+
+
+def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
+    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, device="cpu", max_length=128)
+    found = compared(report)
+    assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
+    assert found.divergences == ()
+    assert {item.difference for item in found.outcomes} == {0.0}
