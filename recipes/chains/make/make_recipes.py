@@ -38,6 +38,20 @@ CALIBRATION = {
 }
 
 
+COMPARED = {"path": "input_model", "mode": "recorded", "records_dir": "out/records"}
+"""The model that the chain starts from. One folder of records, so that it is run once for all recipes."""
+
+MEASURED = {
+    "type": "OrtLMEvaluation",
+    "tasks": ["quickstart_choice", "quickstart_perplexity"],
+    "include_path": "recipes/quickstart/tasks",
+    "reference": COMPARED,
+    "limit": 40,
+    "bootstrap_iters": 0,
+}
+"""The pass that measures between passes."""
+
+
 def builder_int4(**options: object) -> dict:
     return {"int4": {"type": "ModelBuilder", "precision": "int4", "int4_algo_config": "rtn", **options}}
 
@@ -48,6 +62,19 @@ def after_float(name: str, **options: object) -> dict:
 
 def before_builder(name: str, **options: object) -> dict:
     return {"quantize": {"type": name, **TORCH, **options}, "build": FROM_QUANTIZED}
+
+
+def step_by_step() -> dict:
+    """Float, then int4: measured as it came and behind each step, with bounds on the last."""
+    gate = {**MEASURED, "require": [{"metric": "kl_mean", "max": 0.1}, {"metric": "size_on_disk", "max": 1_500_000}]}
+    chain = after_float("OnnxKQuantQuantization", bits=4, block_size=128)
+    return {
+        "measured": MEASURED,
+        "float": chain["float"],
+        "measured_float": MEASURED,
+        "quantize": chain["quantize"],
+        "gate": gate,
+    }
 
 
 def tied(passes: dict) -> dict:
@@ -85,7 +112,12 @@ CHAINS: dict[str, dict] = {
         **before_builder("Rtn"),
     },
     "rtn_builder_tied": tied(before_builder("Rtn", **WHOLE)),
+    "step_by_step": step_by_step(),
 }
+
+
+WITH_REFERENCE = ("kquant_int4_b32", "kquant_int8_b128", "step_by_step")
+"""Recipes whose evaluator compares with the input model; a reference goes with any other, too."""
 
 
 def recipe(name: str, passes: dict) -> dict:
@@ -106,6 +138,7 @@ def recipe(name: str, passes: dict) -> dict:
                 "user_script": "recipes/quickstart/olive_ext_plugin.py",
                 "tasks": ["quickstart_choice", "quickstart_generate", "quickstart_perplexity", "size_on_disk"],
                 "include_path": "recipes/quickstart/tasks",
+                **({"reference": COMPARED} if name in WITH_REFERENCE else {}),
                 "limit": 40,
                 "bootstrap_iters": 0,
             }

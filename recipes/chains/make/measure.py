@@ -12,7 +12,7 @@ from pathlib import Path
 from make_recipes import CHAINS, HERE, recipe
 
 README = HERE.parent / "README.md"
-START, END = "<!-- scores -->", "<!-- end of scores -->"
+SCORES, STEPS = "scores", "steps"
 COLUMNS = {
     "size": ("size_on_disk-bytes", lambda value: f"{value / 1e6:.2f} MB"),
     "choice acc_norm": ("quickstart_choice-acc_norm", "{:.3f}".format),
@@ -48,7 +48,7 @@ def metrics(name: str) -> Path:
 def row(name: str) -> str:
     found = json.loads(metrics(name).read_text())
     cells = [form(found[key]["value"]) for key, form in COLUMNS.values()]
-    passes = " -> ".join(entry["type"] for entry in CHAINS[name].values())
+    passes = " -> ".join(entry["type"] for entry in CHAINS[name].values() if entry["type"] != "OrtLMEvaluation")
     return f"| [`{name}`]({name}.json) | {passes} | " + " | ".join(cells) + " |"
 
 
@@ -58,11 +58,21 @@ def table() -> str:
     return "\n".join([f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *rows])
 
 
+def put(text: str, mark: str, lines: str) -> str:
+    """`text` with `lines` between the two comments that bear `mark`."""
+    start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{lines}\n{end}{after}"
+
+
 def main() -> None:
     failed = run_all(sys.argv[1:] or list(CHAINS))
-    before, _, rest = README.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{START}\n{table()}\n{END}{after}")
+    text = put(README.read_text(), SCORES, table())
+    steps = metrics("step_by_step").with_name("chain.md")
+    if steps.exists():
+        text = put(text, STEPS, steps.read_text().partition("\n\n")[2].strip())
+    README.write_text(text)
     sys.exit("\n".join(failed) or None)
 
 
