@@ -20,7 +20,8 @@ class EngineConfig(Strict):
 
     num_slots: PositiveInt | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
-    `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 16 (8 on a device)."""
+    `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 16; 8 where the
+    memory is a device's."""
 
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
