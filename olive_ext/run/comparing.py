@@ -10,6 +10,7 @@ inside.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class Comparer:
             if listener is not None:
                 score_answers(lm, listener.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
+        del lm
+        gc.collect()  # the memory of the evaluated model is watched from here on
 
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""

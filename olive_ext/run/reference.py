@@ -9,7 +9,7 @@ import psutil
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ConfigError
-from olive_ext.model import locate, size_on_disk
+from olive_ext.model import locate, register_libraries, resolve_providers, size_on_disk
 from olive_ext.run.comparing import Comparer, Mode
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import reference_config
@@ -69,11 +69,27 @@ def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
 
 def _fits(config: EvaluationConfig) -> bool:
     """Only the host's memory can be told; on other devices the models take turns."""
-    sizes = [_size(each) for each in (config, reference_config(config))]
-    if any(each.execution_provider not in (None, "cpu") for each in (config, reference_config(config))):
+    both = config, reference_config(config)
+    if not all(_is_on_host(each) for each in both):
         return False
-    needed = [size for size in sizes if size is not None]
+    needed = [size for each in both if (size := _size(each)) is not None]
     return len(needed) == 2 and MEMORY_FACTOR * sum(needed) <= psutil.virtual_memory().available
+
+
+def _is_on_host(config: EvaluationConfig) -> bool:
+    if kind_of(config) == "hf":
+        import torch
+
+        return config.device == "cpu" or (config.device is None and not torch.cuda.is_available())
+    files = locate(config.model.path, config.model.onnx_file_name, config.tokenizer)
+    register_libraries(config.provider_libraries)
+    providers = resolve_providers(
+        config.execution_provider,
+        config.provider_options,
+        genai_config=files.genai_config,
+        allow_cpu_fallback=config.allow_cpu_fallback,
+    )
+    return providers[0].device == "cpu"
 
 
 def _size(config: EvaluationConfig) -> int | None:

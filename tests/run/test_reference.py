@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.run.models import reference_config
 from olive_ext.run.reference import comparer_of, mode_of
 from tests.backends.local_tasks import write_tasks
@@ -75,10 +76,23 @@ def test_small_models_are_resident_and_take_turns_for_speed_and_memory(path: str
         assert mode_of(given, given.reference) == mode
 
 
-def test_other_devices_take_turns(path: str) -> None:
-    given = config(path, path, execution_provider="webgpu")
+def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    shutil.copytree(path, large)
+    with (large / "weights.safetensors").open("wb") as file:
+        file.truncate(1 << 42)  # sparse
+    (large / "model.onnx").unlink()
+    (large / "config.json").write_text("{}")
+    given = config(path, str(large), device="cpu")
     assert given.reference is not None
     assert mode_of(given, given.reference) == "recorded"
+
+
+def test_provider_that_is_missing_is_named_before_anything_runs(path: str) -> None:
+    given = config(path, path, execution_provider="tensorrt")
+    assert given.reference is not None
+    with pytest.raises(ProviderError, match="TensorrtExecutionProvider"):
+        mode_of(given, given.reference)
 
 
 def test_speed_of_two_resident_models_is_refused(path: str) -> None:
