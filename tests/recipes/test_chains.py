@@ -182,3 +182,46 @@ def test_dynamic_quantization_is_scored_and_noted(tmp_path: Path, monkeypatch: p
     assert facts["scoring_head"] == "logits"
     assert any("quantized with one scale" in note for note in facts["notes"])
     assert max(differences(tmp_path / "out")) < TOLERANCE
+
+
+def in_folder(folder: Path, *, max_kl: float) -> dict[str, Any]:
+    """The recipe with measuring passes, on six documents of each task; all it writes goes to `folder`."""
+    recipe = read("step_by_step")
+    (evaluator,) = recipe["evaluators"].values()
+    blocks = [evaluator, *(entry for entry in recipe["passes"].values() if entry["type"] == "OrtLMEvaluation")]
+    for block in blocks:
+        block.update(limit=6, engine={"num_threads": 1})
+        block["reference"]["records_dir"] = str(folder / "records")
+    evaluator["tasks"] = ["quickstart_choice"]
+    recipe["passes"]["gate"]["require"][0] = {"metric": "kl_mean", "max": max_kl}
+    recipe.update(output_dir=str(folder / "out"), cache_dir=str(folder / "cache"))
+    return recipe
+
+
+@pytest.mark.slow
+def test_chain_measured_step_by_step_passes_its_gate_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from olive.workflows import run
+
+    import olive_ext.workflow  # noqa: F401
+    from olive_ext.errors import RequirementError
+
+    monkeypatch.chdir(ROOT)
+
+    assert run(in_folder(tmp_path, max_kl=0.1)).has_output_model()
+
+    steps = json.loads((tmp_path / "out" / "chain.json").read_text())["steps"]
+    assert [step["name"] for step in steps] == ["input model", "float", "float -> quantize"]
+    first, built, quantized = (step["values"] for step in steps)
+    assert "kl_mean" not in first  # the reference itself
+    assert abs(built["kl_mean"]) < 1e-6 < 1e-4 < quantized["kl_mean"] < 0.1
+    assert quantized["size_on_disk"] < built["size_on_disk"] / 3
+    assert built["tokens_per_second"] > 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["all-kl_mean"]["value"] > 1e-4
+
+    (tmp_path / "out" / "model.onnx").unlink()
+    with pytest.raises(
+        RequirementError, match=r"'passes\.gate\.require' is broken: all/kl_mean = 0\.\d+, required at most"
+    ):
+        run(in_folder(tmp_path, max_kl=1e-4))
+    assert (tmp_path / "out" / "model.onnx").exists()
