@@ -254,3 +254,17 @@ def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() ->
     assert (taken.engine.num_threads, taken.engine.num_slots) == (2, "auto")
     other = own.of_reference({"model": "b", "execution_provider": "cuda", "max_length": 5, "dtype": None})
     assert (other.execution_provider, other.provider_options, other.max_length) == ("cuda", None, 5)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "lfm2"])
+def test_references_whose_caches_cannot_be_cut_are_fed_whole_texts(family: str) -> None:
+    """Windows of 16 positions; convolution states."""
+    with olive_ext.open(genai_export(family), reference=hf_model(family)) as session:
+        outputs = session.loglikelihood(pairs(20))
+        said = session.describe_execution()
+    assert said["reference"]["kv_binding"] == "fed again"
+    assert said["scoring"] == "rows"
+    for output in outputs:
+        assert output.compared is not None
+        assert output.compared.kl.max() < 2e-6
+        np.testing.assert_allclose(output.token_logprobs, output.compared.reference_logprobs, atol=2e-4)
