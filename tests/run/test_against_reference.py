@@ -209,3 +209,19 @@ def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: st
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
     assert found.divergences == ()
     assert {item.difference for item in found.outcomes} == {0.0}
+
+
+@pytest.mark.parametrize("is_short", ["model", "reference"])
+def test_texts_longer_than_one_models_context_are_cut_alike(
+    folder: Path, records: str, tmp_path: Path, is_short: str
+) -> None:
+    short, long = tmp_path / "short", genai_export("llama", precision="int4")
+    shutil.copytree(long, short)
+    written = json.loads((short / "genai_config.json").read_text())
+    written["model"]["context_length"] = 16
+    (short / "genai_config.json").write_text(json.dumps(written))
+    pair = (short, long) if is_short == "model" else (long, short)
+    found = [by_task(run(*pair, mode, folder, records)) for mode in ("resident", "recorded")]
+    for task in ("tiny_choice", "tiny_rolling"):
+        assert found[0][task].num_positions == found[1][task].num_positions
+        assert max(abs(each[task].kl.maximum) for each in found) < 1e-6
