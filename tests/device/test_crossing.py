@@ -88,6 +88,7 @@ def observe(device: str, graph: str, requests: list[Request], folder: Path) -> S
         num_slots=NUM_SLOTS,
         chunk_size=STEP,
         graph=graph,
+        scoring="rows",
         session_options={"session.record_ep_graph_assignment_info": "1"},
     )
     files = locate(str(genai_export("llama")))
