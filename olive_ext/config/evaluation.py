@@ -117,7 +117,7 @@ class EvaluationSettings(Strict):
     content."""
 
     output_dir: str | None = None
-    """Folder for report.json and report.md. None writes none."""
+    """Folder for report.json, report.md and report.html. None writes none."""
 
     seed: NonNegativeInt | None = None
     """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
