@@ -157,6 +157,12 @@ def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     return ViewKv if device.has_pointers else StagedKv
 
 
+def _can_branch(spec: DecoderSpec) -> bool:
+    """Whether the trunk can be a cache of this decoder."""
+    is_plain = not (spec.states or spec.is_paged or spec.cross)
+    return spec.is_kv_in_place and is_plain and spec.is_splittable
+
+
 @dataclass(frozen=True)
 class _Opener:
     """Opens the graphs of one engine: the decoder and its small helpers, on the same providers."""
@@ -171,27 +177,28 @@ class _Opener:
     def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
         """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
         the provider has no use for them."""
-        kind = self.providers[0].device
-        wanted = self.config.scoring == "branches" or (self.config.scoring == "auto" and kind == "cpu")
-        if (
-            not wanted
-            or not spec.is_kv_in_place
-            or spec.states
-            or spec.is_paged
-            or not spec.is_splittable
-            or spec.cross
-        ):
+        if self.config.scoring == "rows" or not _can_branch(spec):
             return proto, spec, None
+        if self.config.scoring == "auto" and (reason := self._against_branches(spec)):
+            return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
         try:
             graph = with_branches(proto, [tensor.past for tensor in spec.kv], has_positions)
         except NoBranches as error:
-            note = f"a step scores one sequence: {error}"
+            note = f"texts are scored one after the other: {error}"
             return proto, replace(spec, notes=(*spec.notes, note)), None
         if graph.positions is not None:
             positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
             spec = replace(spec, inputs=(*spec.inputs, positions))
         return graph.model, spec, graph
+
+    def _against_branches(self, spec: DecoderSpec) -> str | None:
+        """Why "auto" does without branches."""
+        if self.providers[0].device != "cpu":
+            return "elsewhere than on the CPU, attention with a bias takes a slower kernel (engine.scoring)"
+        if spec.rounds_rows:
+            return "branches add up in another order, which the rounding of activations would show (engine.scoring)"
+        return None
 
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
         if not spec.is_kv_in_place:

@@ -20,13 +20,22 @@ def has_step_scales(nodes: Iterable[onnx.NodeProto]) -> bool:
     return any(node.op_type in _ONE_SCALE for node in nodes)
 
 
+def rounds_rows(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether activations are rounded to few bits, each row by itself."""
+    return any(_is_by_row(node) for node in nodes)
+
+
+def _is_by_row(node: onnx.NodeProto) -> bool:
+    is_int8 = node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
+    return is_int8 or node.op_type == "QuantizeLinear"
+
+
 def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     """One sentence for each kind of rounding; none where activations stay as they are."""
     one_scale = by_row = 0
     for node in nodes:
         one_scale += node.op_type in _ONE_SCALE
-        by_row += node.op_type == "QuantizeLinear"
-        by_row += node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
+        by_row += _is_by_row(node)
     notes = []
     if one_scale:
         notes.append(

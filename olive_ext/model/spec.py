@@ -27,7 +27,7 @@ from olive_ext.model.names import (
     STATE_NAMES,
     UNSUPPORTED,
 )
-from olive_ext.model.rounding import has_step_scales, rounding_notes
+from olive_ext.model.rounding import has_step_scales, rounding_notes, rounds_rows
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 Config = Mapping[str, Any]
@@ -108,6 +108,7 @@ class _Reader:
             embeddings=embeddings,
             cross=cross,
             is_splittable=not has_step_scales(self._graph.node),
+            rounds_rows=rounds_rows(self._graph.node),
             notes=(*self._notes, *rounding_notes(self._graph.node)),
         )
 

@@ -266,6 +266,9 @@ class DecoderSpec:
     """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): fed in parts, or beside
     others, a request would score otherwise."""
 
+    rounds_rows: bool = False
+    """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""
+
     notes: tuple[str, ...] = ()
     """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
 

@@ -20,7 +20,7 @@ from olive_ext.errors import RunError
 from olive_ext.model import locate, resolve_providers
 from olive_ext.session import Session
 from olive_ext.text.requests import ScoringRequest
-from tests.exports import CONTEXT, VOCAB, genai_export
+from tests.exports import CONTEXT, VOCAB, export, genai_export
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +95,13 @@ def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
     assert "nats off" in (check_branches(_Wrong(runner, is_failing=False), VOCAB) or "")
     assert "planted" in (check_branches(_Wrong(runner, is_failing=True), VOCAB) or "")
     engine.close()
+
+
+def test_rounded_activations_are_scored_in_rows_unless_branches_are_asked_for() -> None:
+    path = export("llama-genai-0.18-int4").path
+    with olive_ext.open(path) as session:
+        facts = session.describe_execution()
+        assert facts["scoring"] == "rows"
+        assert any("rounding of activations" in note for note in facts["notes"])
+    with olive_ext.open(path, engine={"scoring": "branches"}) as session:
+        assert session.describe_execution()["scoring"] == "branches"
