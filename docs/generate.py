@@ -87,12 +87,17 @@ def providers() -> str:
     for row in TABLE:
         names = ", ".join(f"`{name}`" for name in (row.short, *row.aliases))
         defaults = ", ".join(f"`{key}={value}`" for key, value in row.defaults.items())
-        rows.append((names, f"`{row.name}`", row.device, defaults, row.known or NOT_RUN))
+        rows.append(
+            (names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else "", row.known or NOT_RUN)
+        )
     return _page(
         "Execution providers",
         "Names that `execution_provider` and `--provider` take beside ONNX Runtime's own, where tensors live, default "
-        "options, and what is known not to work. Plugin libraries are named in `provider_libraries`.",
-        _table(("name", "ONNX Runtime's name", "device", "default options", "known not to work"), rows),
+        "options, whether they plan or compile for every shape that they meet (`engine.shapes`), and what is known not "
+        "to work. Plugin libraries are named in `provider_libraries`.",
+        _table(
+            ("name", "ONNX Runtime's name", "device", "default options", "plans for shapes", "known not to work"), rows
+        ),
     )
 
 

@@ -33,6 +33,16 @@ class EngineConfig(Strict):
     "rows" where branches cannot be had, where activations are rounded to few bits (the numbers would differ by that
     rounding), and elsewhere than on the CPU; the execution's `scoring` says which."""
 
+    shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
+    """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" fills
+    steps up to one of a few dozen shapes and runs each of these once when the KV slots are made, for providers that
+    plan or compile for every new shape; texts are then scored one after the other. "auto" is "bucketed" on such
+    providers, or with `strict_shapes`, and "any" elsewhere. Beside a reference, and for models whose KV cache is not
+    written in place, it is "any"."""
+
+    strict_shapes: bool = False
+    """Makes a step an error whose shape was not run ahead, instead of counting it as `shapes_late`."""
+
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities
     computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device; only

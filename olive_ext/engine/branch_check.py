@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from olive_ext.engine.probe import disagreement
 from olive_ext.engine.step import TRUNK, CellArray, FloatArray, HeadRow, Row, Runner, Step
 from olive_ext.engine.trunk import FIRST_CELL
 from olive_ext.errors import RunError
@@ -13,11 +14,6 @@ STEM, SUFFIX = 5, 4
 
 TARGETS = (0, 1, 2, 3)
 """Tokens whose log-probabilities are compared, behind each branch."""
-
-TOLERANCE, MOST = 0.02, 0.3
-"""Difference that passes, as a part of what the other branch makes for a difference: rounding is far below, a token
-that sees wrong cells is far above. Where activations are rounded to few bits, three times the difference that feeding
-the same tokens one by one makes, up to `MOST`."""
 
 
 def check_branches(runner: Runner, vocab_size: int) -> str | None:
@@ -32,12 +28,8 @@ def check_branches(runner: Runner, vocab_size: int) -> str | None:
         found = _as_branches(runner, stem, left, right)
     except RunError as error:
         return f"a step of branches fails: {error}"
-    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))
-    spread = float(np.abs(expected[0] - expected[1]).max())
-    rounding = float(np.abs(expected[1] - again).max())
-    if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
-        return None
-    return f"branches score {difference:.2g} nats off, where another context makes {spread:.2g}"
+    problem = disagreement(expected, found, again)
+    return None if problem is None else f"branches score {problem}"
 
 
 def _alone(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:

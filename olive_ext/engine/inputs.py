@@ -29,18 +29,21 @@ class Layout:
     lengths_B: Array
     past_B: Array
     positions_N: Array
+    width: int
+    """Positions, or cells, that a mask speaks of."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], first_cell: int | None = None) -> Layout:
-        """The layout of a step's rows; they are branches where there is a `first_cell`."""
+    def of(cls, rows: Sequence[Row], first_cell: int | None = None, width: int | None = None) -> Layout:
+        """The layout of a step's rows; they are branches where there is a `first_cell`. Without a `width` a mask ends
+        with the longest row."""
         tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
         lengths = np.array([len(row.tokens) for row in rows], np.int64)
         past = np.array([row.past for row in rows], np.int64)
         starts = np.cumsum(lengths) - lengths
         positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        if first_cell is None:
-            return cls(tokens_N, lengths, past, positions_N)
-        return cls(tokens_N, np.array([len(tokens_N)]), np.array([first_cell]), positions_N)
+        if first_cell is not None:
+            lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
+        return cls(tokens_N, lengths, past, positions_N, width or int((past + lengths).max()))
 
     @property
     def total_B(self) -> Array:
@@ -62,7 +65,7 @@ def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
 
 
 def _mask(rows: Layout, _: TensorSpec) -> Array:
-    return np.arange(rows.total_B.max()) < rows.total_B[:, None]
+    return np.arange(rows.width) < rows.total_B[:, None]
 
 
 def _last_positions(rows: Layout, tensor: TensorSpec) -> Array:
@@ -70,7 +73,7 @@ def _last_positions(rows: Layout, tensor: TensorSpec) -> Array:
 
 
 def _total_length(rows: Layout, tensor: TensorSpec) -> Array:
-    return np.full([1] * len(tensor.shape), rows.total_B.max())
+    return np.full([1] * len(tensor.shape), rows.width)
 
 
 def _bounds(rows: Layout, tensor: TensorSpec) -> Array:

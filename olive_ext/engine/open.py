@@ -28,6 +28,7 @@ from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
 from olive_ext.engine.scoring_steps import ScoringSteps, longest_step, pinned_size
+from olive_ext.engine.shape_choice import Wanted, with_shapes
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
@@ -82,7 +83,8 @@ def open_engine(
         )
     adapters = Adapters(config.adapters)
     proto, spec = _read(files, max_length, adapters)
-    opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix, exposes_rows)
+    shapes = Wanted.of(config, providers[0], exposes_rows=exposes_rows)
+    opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix, exposes_rows, shapes)
     proto, spec, branches = opener.branches(with_full_length_kv(proto), spec)
     session, head = opener.decoder(proto, spec)
     del proto  # inline weights would stay in memory twice
@@ -119,7 +121,8 @@ def _engine(
     if trunk is not None and (problem := check_branches(runner, spec.vocab_size)):
         trunk.is_used = False
         notes.append(f"texts are scored one after the other: {problem}")
-    return Engine(runner, chunk_size, ScoringSteps(runner, pinned_size(config, chunk_size)))
+    shaped = with_shapes(runner, spec, chunk_size, opener.shapes, notes)
+    return Engine(shaped, chunk_size, ScoringSteps(shaped, pinned_size(config, chunk_size)))
 
 
 def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tuple[ModelProto, DecoderSpec]:
@@ -173,11 +176,12 @@ class _Opener:
     allow_cpu_fallback: bool
     profile_prefix: Path | None
     exposes_rows: bool
+    shapes: Wanted
 
     def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
         """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
         the provider has no use for them."""
-        if self.config.scoring == "rows" or not _can_branch(spec):
+        if self.config.scoring == "rows" or self.shapes.is_wanted or not _can_branch(spec):
             return proto, spec, None
         if self.config.scoring == "auto" and (reason := self._against_branches(spec)):
             return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None

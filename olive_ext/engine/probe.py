@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from olive_ext.engine.step import Row, Runner, Step
+from collections.abc import Sequence
+
+import numpy as np
+
+from olive_ext.engine.step import FloatArray, Row, Runner, Step
 from olive_ext.errors import ModelError, RunError
+
+TOLERANCE, MOST = 0.02, 0.3
+"""Difference that passes, as a part of what another context makes for a difference: rounding is far below, a token that
+sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
+the same tokens one by one makes, up to `MOST`."""
 
 
 def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
@@ -26,3 +35,14 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
         notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more behind a past: {error}")
         return 1
     return chunk_size
+
+
+def disagreement(expected: Sequence[FloatArray], found: Sequence[FloatArray], again: FloatArray) -> str | None:
+    """How far `found` is from `expected`, two contexts' log-probabilities; None where that is rounding. `again` is the
+    second context's, fed one token a step."""
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))
+    spread = float(np.abs(expected[0] - expected[1]).max())
+    rounding = float(np.abs(expected[1] - again).max())
+    if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
+        return None
+    return f"{difference:.2g} nats off, where another context makes {spread:.2g}"

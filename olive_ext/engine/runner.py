@@ -177,7 +177,7 @@ class OrtRunner:
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step.rows, step.first_cell)
+        layout = Layout.of(step.rows, step.first_cell, step.width)
         if step.first_cell is not None and self._trunk is not None:
             binding = self._trunk.bind(step)
         else:

@@ -99,6 +99,9 @@ class Step:
     first_cell: int | None = None
     """Of branches: the cell that the first row's first token goes into; the others follow. None for other steps."""
 
+    width: int | None = None
+    """Positions that the inputs speak of where that is more than the rows have: those behind them are masked."""
+
 
 @dataclass(frozen=True)
 class StepOutput:

@@ -35,6 +35,9 @@ class Row:
     device: str = "cpu"
     defaults: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    plans_shapes: bool = False
+    """It plans or compiles for every input shape that it meets."""
+
     known: str = ""
     """What is known not to work there, or that it was not run, for the documentation."""
 
@@ -49,17 +52,42 @@ TABLE = (
         {"use_tf32": "0"},
         known=f"GroupQueryAttention has fp16 and bf16 kernels only, no fp32; {NOT_RUN}",
     ),
-    Row("tensorrt", "TensorrtExecutionProvider", "cuda", aliases=("trt",), known=f"an engine per shape; {NOT_RUN}"),
+    Row(
+        "tensorrt",
+        "TensorrtExecutionProvider",
+        "cuda",
+        aliases=("trt",),
+        plans_shapes=True,
+        known=f"an engine per shape; {NOT_RUN}",
+    ),
     Row(
         "nvtensorrtrtx",
         "NvTensorRTRTXExecutionProvider",
         "cuda",
         aliases=("trt-rtx",),
+        plans_shapes=True,
         known=f"an engine per shape unless profiles are given in the options; {NOT_RUN}",
     ),
-    Row("dml", "DmlExecutionProvider", "dml", aliases=("directml",), known=f"values without address; {NOT_RUN}"),
-    Row("openvino", "OpenVINOExecutionProvider", known=f'NPUs need fixed shapes: runtime "genai"; {NOT_RUN}'),
-    Row("qnn", "QNNExecutionProvider", known=f'fixed shapes and pipelines only: runtime "genai"; {NOT_RUN}'),
+    Row(
+        "dml",
+        "DmlExecutionProvider",
+        "dml",
+        aliases=("directml",),
+        plans_shapes=True,
+        known=f"values without address; {NOT_RUN}",
+    ),
+    Row(
+        "openvino",
+        "OpenVINOExecutionProvider",
+        plans_shapes=True,
+        known=f'NPUs need fixed shapes: runtime "genai"; {NOT_RUN}',
+    ),
+    Row(
+        "qnn",
+        "QNNExecutionProvider",
+        plans_shapes=True,
+        known=f'fixed shapes and pipelines only: runtime "genai"; {NOT_RUN}',
+    ),
     Row(
         "webgpu",
         "WebGpuExecutionProvider",
@@ -67,13 +95,13 @@ TABLE = (
         known="no Attention of opset 23 and 24 (mobius' default exports run on the CPU); on Mesa's software Vulkan "
         "steps of 32 tokens are wrong, which is found by trying; encoder-decoders are refused there",
     ),
-    Row("migraphx", "MIGraphXExecutionProvider", "gpu"),
+    Row("migraphx", "MIGraphXExecutionProvider", "gpu", plans_shapes=True),
     Row("rocm", "ROCMExecutionProvider", "gpu"),
-    Row("coreml", "CoreMLExecutionProvider"),
-    Row("vitisai", "VitisAIExecutionProvider"),
+    Row("coreml", "CoreMLExecutionProvider", plans_shapes=True),
+    Row("vitisai", "VitisAIExecutionProvider", plans_shapes=True),
     Row("xnnpack", "XnnpackExecutionProvider"),
     Row("dnnl", "DnnlExecutionProvider", aliases=("onednn",)),
-    Row("cann", "CANNExecutionProvider", "cann"),
+    Row("cann", "CANNExecutionProvider", "cann", plans_shapes=True),
     Row("acl", "ACLExecutionProvider"),
 )
 _ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
@@ -117,7 +145,7 @@ def resolve_providers(
             _refuse_missing(row.name, names, origin, is_allowed=allow_cpu_fallback)
             continue
         given = {key: _text(key, value, row.name) for key, value in asked_options.items()}
-        providers.append(Provider(row.name, row.device, {**row.defaults, **given}, origin))
+        providers.append(Provider(row.name, row.device, {**row.defaults, **given}, origin, row.plans_shapes))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)

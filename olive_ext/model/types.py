@@ -66,6 +66,9 @@ class Provider:
     origin: str = ""
     """Which setting asked for it."""
 
+    plans_shapes: bool = False
+    """It plans or compiles for every input shape that it meets."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -171,3 +171,16 @@ def test_quantized_and_half_precision_stay_within_a_stated_bound(
         assert difference < bound
         requests_to_go_on = [GenerationRequest(stem + tail, max_new_tokens=9) for tail in tails]
         assert all(1 <= len(output.tokens) <= 9 for output in device.generate(requests_to_go_on))
+
+
+def test_steps_of_few_shapes_score_and_generate_the_same() -> None:
+    stem, *tails = _draw(9, 70, *range(1, 13))
+    scored = [ScoringRequest(stem[: 10 * (i % 7) + 1], tail) for i, tail in enumerate(tails)]
+    asked = [GenerationRequest(tail, max_new_tokens=7) for tail in tails[:7]]
+    folder = genai_export("llama")
+    with open_on("webgpu", folder, strict_shapes=True) as device, open_on("cpu", folder) as cpu:
+        pair = Pair(device, cpu)
+        assert pair.score(scored) < 1e-4
+        assert all(pair.generate(asked))
+        facts = device.describe_execution()
+        assert (facts["shapes"], facts["shapes_late"]) == ("bucketed", 0)

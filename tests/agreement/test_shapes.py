@@ -1,0 +1,150 @@
+"""Steps of few shapes score and generate what steps of any shape do, on real graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import olive_ext
+from olive_ext.config import EngineConfig
+from olive_ext.engine.open import open_engine
+from olive_ext.engine.runner import OrtRunner
+from olive_ext.engine.shape_choice import Wanted, with_shapes
+from olive_ext.engine.shapes import ShapedRunner
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import ConfigError, RunError
+from olive_ext.model import locate, resolve_providers
+from olive_ext.model.types import Provider
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports import CONTEXT, VOCAB, genai_export
+
+pytestmark = pytest.mark.slow
+
+
+def _open(path: Path, **engine: object) -> Session:
+    return olive_ext.open(path, engine={"num_slots": 4, "scoring": "rows", **engine})
+
+
+def _requests(seed: int = 3) -> list[ScoringRequest]:
+    """Texts of many lengths, some of which fill the context to its last position."""
+    rng = random.Random(seed)
+    words = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
+    requests = []
+    for examples in (words(200), words(30), words(CONTEXT - 40), []):
+        for _ in range(4):
+            question = examples + words(rng.randint(5, 30))
+            requests += [
+                ScoringRequest(question, words(min(CONTEXT + 1 - len(question), count))) for count in (1, 6, 90)
+            ]
+    return requests
+
+
+def _prompts() -> list[GenerationRequest]:
+    rng = random.Random(5)
+    texts = [[rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 60))] for _ in range(11)]
+    return [GenerationRequest(text, max_new_tokens=rng.randint(1, 12)) for text in texts]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("graph", ["scoring_head", "untouched"])
+def test_few_shapes_score_and_generate_what_any_shape_does(family: str, graph: str) -> None:
+    path = genai_export(family, None)
+    with _open(path, graph=graph) as free, _open(path, graph=graph, strict_shapes=True) as shaped:
+        outputs = [session.loglikelihood(_requests()) for session in (free, shaped)]
+        expected, found = (np.array([score for output in each for score in output.token_logprobs]) for each in outputs)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        assert shaped.generate(_prompts()) == free.generate(_prompts())
+        facts = shaped.describe_execution()
+        assert facts["shapes"] == "bucketed"
+        assert facts["shapes_late"] == 0
+        assert 0 < facts["shapes_warmed"] < 150
+        assert facts["warm_up_s"] > 0
+        assert facts["counters"]["tokens_fed"] == free.describe_execution()["counters"]["tokens_fed"]
+
+
+def test_sampled_answers_are_the_same_in_few_shapes() -> None:
+    asked = [GenerationRequest([5, 6, 7 + place], max_new_tokens=6, temperature=1.0, seed=place) for place in range(6)]
+    path = genai_export("llama", None)
+    with _open(path) as free, _open(path, strict_shapes=True) as shaped:
+        assert shaped.generate(asked) == free.generate(asked)
+
+
+def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
+    answers = [ScoringRequest([5, 6, 7], [token]) for token in range(80)]  # 80 targets behind one token
+    path = genai_export("llama", None)
+    with _open(path, shapes="bucketed") as session:
+        session.loglikelihood(answers)
+        assert session.describe_execution()["shapes_late"] == 1
+    with _open(path, strict_shapes=True) as session:
+        with pytest.raises(RunError, match=r"strict_shapes.* = true: 1 x 8 tokens with 256 reads"):
+            session.loglikelihood(answers)
+        assert session.loglikelihood(answers[:9])[0].token_logprobs
+
+
+def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
+    planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
+    is_wanted = lambda provider, **written: Wanted.of(EngineConfig(**written), provider, exposes_rows=False).is_wanted  # noqa: E731
+    assert (is_wanted(planning), is_wanted(plain)) == (True, False)
+    assert (is_wanted(planning, shapes="any"), is_wanted(plain, shapes="bucketed")) == (False, True)
+    assert (is_wanted(planning, scoring="branches"), is_wanted(plain, strict_shapes=True)) == (False, True)
+    assert not Wanted.of(EngineConfig(), planning, exposes_rows=True).is_wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"shapes": "any", "strict_shapes": True}, "needs 'engine.shapes'"),
+        ({"scoring": "branches", "shapes": "bucketed"}, "'engine.scoring'"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(written: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        olive_ext.open(genai_export("llama", None), engine=written)
+
+
+def test_strict_shapes_are_refused_beside_a_reference_and_for_returned_caches() -> None:
+    path = genai_export("llama", None)
+    with pytest.raises(ConfigError, match="beside a reference"):
+        olive_ext.open(path, reference=path, engine={"strict_shapes": True})
+    returned = genai_export("lfm2", None)
+    with pytest.raises(ConfigError, match="written in place"):
+        olive_ext.open(returned, engine={"strict_shapes": True})
+    with olive_ext.open(returned, engine={"shapes": "bucketed"}) as session:
+        assert any("any shape" in note for note in session.describe_execution()["notes"])
+
+
+class _Seeing:
+    """A runner whose rows see what they were filled up with."""
+
+    def __init__(self, runner: OrtRunner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def run(self, step: Step) -> StepOutput:
+        if step.width is None:
+            return self._runner.run(step)
+        rows = tuple(dataclasses.replace(row, past=row.past + (row.past > 0)) for row in step.rows)
+        return self._runner.run(dataclasses.replace(step, rows=rows))
+
+
+def test_a_model_that_few_shapes_do_not_fit_is_noticed() -> None:
+    path = genai_export("llama", None)
+    engine = open_engine(locate(path), resolve_providers("cpu"), EngineConfig(scoring="rows"))
+    runner = engine.runner
+    assert isinstance(runner, OrtRunner)
+    notes: list[str] = []
+    assert isinstance(with_shapes(runner, runner._spec, 256, Wanted(True), notes), ShapedRunner)
+    assert not notes
+    seeing = _Seeing(runner)
+    assert with_shapes(seeing, runner._spec, 256, Wanted(True), notes) is seeing
+    assert "nats off" in notes[0]
+    with pytest.raises(ConfigError, match="nats off"):
+        with_shapes(seeing, runner._spec, 256, Wanted(True, is_strict=True), notes)
+    engine.close()

@@ -1,0 +1,54 @@
+"""Steps of few shapes over a fake runner: results equal the oracle, and all but the rarest shapes were run ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.shapes import FEW_READS, ShapedRunner, shape_of, step_sizes
+from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.types import Request
+from tests.engine.fake_runner import FakeRunner, oracle
+from tests.engine.test_engine import assert_equal, some_requests
+
+
+class _Watching(FakeRunner):
+    """Notes the capacity at which each step ran, and asks for masks that reach to it."""
+
+    def run(self, step: Step) -> StepOutput:
+        assert step.width == self.capacity
+        return super().run(step)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    calls=st.lists(some_requests(max_sources=1), min_size=1, max_size=3),
+    num_slots=st.integers(1, 8),
+    chunk_size=st.integers(1, 20),
+    batching=st.sampled_from([Batching.RANGE, Batching.POOL, Batching.SINGLE]),
+)
+def test_few_shapes_equal_oracle_and_those_with_few_targets_were_run_ahead(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+) -> None:
+    fake = _Watching(num_slots, batching)
+    runner = ShapedRunner(fake, chunk_size)
+    engine = Engine(runner, chunk_size)
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            assert_equal(found, oracle(request))
+    facts = runner.describe()
+    shapes = {shape_of(step) for step in fake.steps}
+    many = {shape for shape in shapes if shape.reads >= 4 * max(FEW_READS, shape.tokens)}
+    assert (facts["shapes_warmed"], facts["shapes_late"]) == (len(shapes - many), len(many))
+    assert {shape.tokens for shape in shapes} <= set(step_sizes(chunk_size))
+    assert {shape.rows for shape in shapes} <= {1, num_slots}
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(1, (1,)), (8, (1, 8)), (31, (1, 8, 16, 31)), (100, (1, 8, 16, 32, 48, 64, 96, 100))],
+)
+def test_sizes_end_with_the_longest_step(most: int, expected: tuple[int, ...]) -> None:
+    assert step_sizes(most) == expected
