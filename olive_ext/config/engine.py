@@ -43,6 +43,11 @@ class EngineConfig(Strict):
     strict_shapes: bool = False
     """Makes a step an error whose shape was not run ahead, instead of counting it as `shapes_late`."""
 
+    graph_capture: bool = False
+    """Has steps in which all slots decode recorded once and replayed (CUDA graphs; WebGPU's graph capture, which needs
+    a graph that was exported for it). Such steps then have few shapes, and a replay is compared with a plain step when
+    the model is opened. Not yet run on CUDA."""
+
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities
     computed on the device. "untouched" opens the file as it is and computes them in a second graph on the device; only

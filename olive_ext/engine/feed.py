@@ -18,10 +18,12 @@ class Feed:
     """Binds arrays. An input that the session wants on its device has one value there for each shape, updated in place,
     so that nothing is allocated for a shape that has been met."""
 
-    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+    def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
+        """`kept`: values that are kept at most; all where it is None."""
         infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
         self._on_device = {value.name for value, info in infos if info.name != "Cpu"} if device.kind != "cpu" else set()
         self._device = device
+        self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
@@ -35,6 +37,6 @@ class Feed:
             self._values[key].update_inplace(array)
         else:
             self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
-            if len(self._values) > KEPT_VALUES:
+            if self._kept is not None and len(self._values) > self._kept:
                 self._values.popitem(last=False)
         binding.bind_ortvalue_input(name, self._values[key])

@@ -50,7 +50,9 @@ class GraphHead:
             binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
-        arrays = [value.numpy() for value in outputs[: len(OUTPUTS)]]
+        logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
+        sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
+        arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
         self.host_bytes += sum(array.nbytes for array in arrays)
         return StepOutput(*arrays, *outputs[len(OUTPUTS) :])
 
@@ -95,9 +97,16 @@ def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         "score_rows": [starts[head.row] + head.offset for head in step.heads],
         "target_rows": [head for head, _ in step.targets],
         "target_ids": [token for _, token in step.targets],
-        "sample_rows": list(step.samples),
+        "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
     }
     for name, values in indices.items():
         feed.bind(binding, name, np.array(values, np.int64))
     for name in OUTPUTS:
         binding.bind_output(name)
+
+
+def output_rows(step: Step) -> dict[str, int]:
+    """How many rows each of the head's outputs has. A step with a `width` has no empty ones, which not every provider
+    takes."""
+    num_samples = max(1, len(step.samples)) if step.width is not None else len(step.samples)
+    return dict(zip(OUTPUTS, (len(step.targets), len(step.heads), num_samples), strict=True))

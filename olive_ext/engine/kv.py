@@ -72,6 +72,10 @@ class KvStore(ABC):
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         """A binding of the session in which past and present of `rows` are bound."""
 
+    def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
+        """Like `bind`, for those who keep the binding. Only caches that are written in place have such."""
+        raise TypeError(f"{type(self).__name__} has caches that move")
+
     def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:  # noqa: B027 (nothing to do)
         """Takes in the present outputs, in the order of the caches, after the run: nothing where the graph has written
         in place."""

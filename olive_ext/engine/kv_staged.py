@@ -63,6 +63,9 @@ class StagedKv(KvStore):
             self._staged_slot = None
         return self._bindings[len(rows)]
 
+    def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
+        return self._binding(self._staging if len(rows) == 1 else self._pool)
+
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "in_place", "kv_binding": "device values without address: a pool and a staging row"}
 

@@ -61,15 +61,12 @@ class ViewKv(KvStore):
     def bind_slots(self, first: int, count: int) -> ort.IOBinding:
         """A binding in which past and present of neighbouring slots are bound."""
         key = (first, count)
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._session.io_binding()
-            for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
-                view = buffer.view(*key)
-                binding.bind_input(tensor.past, *view)
-                binding.bind_output(tensor.present, *view)
-            self._bindings[key] = binding
-        return binding
+        if key not in self._bindings:
+            self._bindings[key] = self._binding(*key)
+        return self._bindings[key]
+
+    def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
+        return self._binding(rows[0].slot, len(rows))
 
     def describe(self) -> Mapping[str, Any]:
         return {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
@@ -77,6 +74,14 @@ class ViewKv(KvStore):
     def close(self) -> None:
         self._bindings.clear()
         self._buffers.clear()
+
+    def _binding(self, first: int, count: int) -> ort.IOBinding:
+        binding = self._session.io_binding()
+        for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
+            view = buffer.view(first, count)
+            binding.bind_input(tensor.past, *view)
+            binding.bind_output(tensor.present, *view)
+        return binding
 
 
 class _Buffer:

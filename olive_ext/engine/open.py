@@ -13,6 +13,7 @@ import psutil
 from olive_ext.config import EngineConfig
 from olive_ext.engine.adapters import Adapters
 from olive_ext.engine.branch_check import check_branches
+from olive_ext.engine.capture import Capture
 from olive_ext.engine.device_check import choose_chunk_size
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
@@ -115,7 +116,9 @@ def _engine(
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
     trunk = Trunk(ViewKv(KvPlace(session, spec, 1, device, opener.helper)), Bias(branches.biases)) if branches else None
-    runner = OrtRunner(session, spec, kv, head, facts, device, opener.helper, embedding, encoder, adapters, trunk)
+    capture = Capture(session, device, num_slots) if opener.shapes.is_recorded else None
+    parts = (embedding, encoder, adapters, trunk, capture)
+    runner = OrtRunner(session, spec, kv, head, facts, device, opener.helper, *parts)
     if isinstance(kv, ReturnedKv) and encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
     if trunk is not None and (problem := check_branches(runner, spec.vocab_size)):
@@ -160,6 +163,13 @@ def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     return ViewKv if device.has_pointers else StagedKv
 
 
+def _recording(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
+    """The first one with the option that has runs recorded."""
+    first, *others = providers
+    assert first.capture_option is not None
+    return replace(first, options={**first.options, first.capture_option: "1"}), *others
+
+
 def _can_branch(spec: DecoderSpec) -> bool:
     """Whether the trunk can be a cache of this decoder."""
     is_plain = not (spec.states or spec.is_paged or spec.cross)
@@ -181,7 +191,7 @@ class _Opener:
     def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
         """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
         the provider has no use for them."""
-        if self.config.scoring == "rows" or self.shapes.is_wanted or not _can_branch(spec):
+        if self.config.scoring == "rows" or self.shapes.steps != "none" or not _can_branch(spec):
             return proto, spec, None
         if self.config.scoring == "auto" and (reason := self._against_branches(spec)):
             return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None
@@ -216,8 +226,10 @@ class _Opener:
             )
             place = self.device(session)
             return session, SeparateHead(head, spec.logits.name, place, exposes_rows=self.exposes_rows)
-        scoring = add_scoring_head(proto, spec.logits.name, exposes_rows=self.exposes_rows)
-        session = self._from_memory(scoring.model, self.files.decoder)
+        is_recorded = self.shapes.is_recorded
+        scoring = add_scoring_head(proto, spec.logits.name, exposes_rows=self.exposes_rows, has_rows=is_recorded)
+        providers = _recording(self.providers) if is_recorded else self.providers
+        session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder)
         exposed = self.device(session) if self.exposes_rows else None
         return session, GraphHead(scoring.kind, scoring.reason, exposed)
 

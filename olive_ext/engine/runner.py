@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import onnxruntime as ort
 
 from olive_ext.engine.adapters import Adapters
+from olive_ext.engine.capture import NOT_RECORDED, Capture, Recording, run_options
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
-from olive_ext.engine.head import Head
+from olive_ext.engine.head import Head, output_rows
 from olive_ext.engine.inputs import Layout, compute_inputs
 from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.kv_trunk import Trunk
@@ -43,11 +45,14 @@ class OrtRunner:
         encoder: Encoder | None = None,
         adapters: Adapters | None = None,
         trunk: Trunk | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self.device = device
         self.open_graph = open_graph
         self._adapters = adapters
         self._trunk = trunk
+        self._capture = capture
+        self._run_options = run_options(NOT_RECORDED) if capture is not None else None
         self._embedding = embedding
         self._encoder = encoder
         self._feed = Feed(session, device)
@@ -152,6 +157,7 @@ class OrtRunner:
             **self._kv.describe(),
             **self._head.describe(),
             **(self._encoder.describe() if self._encoder is not None else {}),
+            **(self._capture.describe() if self._capture is not None else {}),
         }
 
     def close(self) -> None:
@@ -163,6 +169,8 @@ class OrtRunner:
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots, half as many where there is no memory for them."""
+        if self._capture is not None:
+            self._capture.forget()
         try:
             self._kv.reserve(capacity)
         except Exception as error:
@@ -182,22 +190,31 @@ class OrtRunner:
             binding = self._trunk.bind(step)
         else:
             binding = self._kv.bind(step.rows)
+        if self._capture is not None and self._capture.takes(step):
+            recording = self._capture.recording(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
+            self._bind(recording, recording.feed, layout, step)
+            outputs = self._capture.run(recording)
+        else:
+            self._bind(binding, self._feed, layout, step)
+            self._session.run_with_iobinding(binding, self._run_options)
+            outputs = binding.get_outputs()
+        num_caches = len(self._spec.caches)
+        self._kv.collect(step.rows, outputs[:num_caches])
+        return self._head.read(outputs[num_caches:], step)
+
+    def _bind(self, binding: ort.IOBinding | Recording, feed: Feed, layout: Layout, step: Step) -> None:
+        """All but the caches."""
         for name, array in compute_inputs(self._spec.inputs, layout).items():
-            self._feed.bind(binding, name, array)
+            feed.bind(binding, name, array)
         if self._trunk is not None:
-            self._trunk.bias.bind(binding, self._feed, step)
+            self._trunk.bias.bind(binding, feed, step)
         if self._embedding is not None:
             self._embedding.bind(layout, binding)
         if self._encoder is not None:
             self._encoder.bind(step.rows[0].source, binding)
         if self._adapters is not None:
             self._adapters.bind(binding)
-        self._head.bind(binding, self._feed, step)
-        self._session.run_with_iobinding(binding)
-        outputs = binding.get_outputs()
-        num_caches = len(self._spec.caches)
-        self._kv.collect(step.rows, outputs[:num_caches])
-        return self._head.read(outputs[num_caches:], step)
+        self._head.bind(binding, feed, step)
 
 
 def _grown(capacity: int, wanted: int) -> int:

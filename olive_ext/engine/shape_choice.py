@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.probe import disagreement
-from olive_ext.engine.shapes import ShapedRunner
+from olive_ext.engine.shapes import DECODING, ShapedRunner, step_sizes
 from olive_ext.engine.step import FloatArray, HeadRow, Row, Runner, Step
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.model.types import DecoderSpec, Provider
@@ -19,37 +20,51 @@ TARGETS = ((0, 0), (0, 1), (0, 2), (0, 3))
 
 @dataclass(frozen=True)
 class Wanted:
-    """Whether steps are to have few shapes, and whether nothing else will do."""
+    """Which steps are to have few shapes, whether nothing else will do, and whether decoding is to be recorded."""
 
-    is_wanted: bool
+    steps: Literal["none", "decoding", "all"]
     is_strict: bool = False
+    is_recorded: bool = False
 
     @classmethod
     def of(cls, config: EngineConfig, provider: Provider, *, exposes_rows: bool) -> Wanted:
-        """Raises `ConfigError` where shapes that are to be kept cannot be."""
-        if config.shapes == "any" and config.strict_shapes:
-            raise ConfigError("'engine.strict_shapes' = true needs 'engine.shapes' = \"bucketed\"; it is \"any\"")
-        if exposes_rows and config.strict_shapes:
-            raise ConfigError("'engine.strict_shapes' = true: beside a reference, steps have any shape")
-        is_pinned = config.shapes == "bucketed" or config.strict_shapes
+        """Raises `ConfigError` where what was asked for excludes each other."""
+        names = ("strict_shapes", "graph_capture")
+        asked = [f"'engine.{name}' = true" for name in names if getattr(config, name)]
+        is_pinned = bool(asked) or config.shapes == "bucketed"
+        asked += ["'engine.shapes' = \"bucketed\""] if config.shapes == "bucketed" else []
         if is_pinned and config.scoring == "branches":
-            raise ConfigError("'engine.scoring' = \"branches\" needs 'engine.shapes' = \"any\"")
+            raise ConfigError(f"{asked[0]}: steps of 'engine.scoring' = \"branches\" have any shape")
+        if exposes_rows and (config.strict_shapes or config.graph_capture):
+            raise ConfigError(f"{asked[0]}: beside a reference, steps have any shape")
+        if config.shapes == "any" and config.strict_shapes:
+            raise ConfigError(f'{asked[0]} needs \'engine.shapes\' = "bucketed"; it is "any"')
+        if config.graph_capture and config.graph == "untouched":
+            raise ConfigError(f'{asked[0]} needs \'engine.graph\' = "scoring_head"; it is "untouched"')
+        if config.graph_capture and provider.capture_option is None:
+            raise ConfigError(f"{asked[0]}: {provider.name} records no steps; CUDA and WebGPU do")
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
-        return cls((is_pinned or is_auto) and not exposes_rows, config.strict_shapes)
+        is_all = config.shapes == "bucketed" or config.strict_shapes or is_auto
+        steps: Literal["none", "decoding", "all"] = "all" if is_all else "decoding" if config.graph_capture else "none"
+        return cls("none" if exposes_rows else steps, config.strict_shapes, config.graph_capture)
 
 
 def with_shapes(runner: Runner, spec: DecoderSpec, chunk_size: int, wanted: Wanted, notes: list[str]) -> Runner:
     """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where that was wanted.
 
     Raises `ConfigError` where nothing else will do."""
-    if not wanted.is_wanted:
+    if wanted.steps == "none":
         return runner
-    shaped = ShapedRunner(runner, chunk_size, is_strict=wanted.is_strict)
+    sizes = DECODING if wanted.steps == "decoding" else step_sizes(chunk_size)
+    shaped = ShapedRunner(runner, sizes, is_strict=wanted.is_strict)
     problem = _against(spec) or _check(runner, shaped, spec.vocab_size)
+    if problem is None and wanted.is_recorded:
+        problem = _check_replay(runner, shaped, spec.vocab_size)
     if problem is None:
         return shaped
-    if wanted.is_strict:
-        raise ConfigError(f"'engine.strict_shapes' = true: {problem}")
+    if wanted.is_strict or wanted.is_recorded:
+        name = "strict_shapes" if wanted.is_strict else "graph_capture"
+        raise ConfigError(f"'engine.{name}' = true: {problem}")
     notes.append(f"steps have any shape: {problem}")
     return runner
 
@@ -76,6 +91,28 @@ def _check(runner: Runner, shaped: ShapedRunner, vocab_size: int) -> str | None:
         return f"a step that was filled up fails: {error}"
     problem = disagreement(expected, found, again[-1])
     return None if problem is None else f"steps that were filled up score {problem}"
+
+
+def _check_replay(runner: Runner, shaped: ShapedRunner, vocab_size: int) -> str | None:
+    """Why recorded steps must not be used; None where a replay finds in other tokens what a plain step finds."""
+    slots = range(runner.num_slots)
+    heads = tuple(HeadRow(slot, 0) for slot in slots)
+    targets = tuple((slot, token) for slot in slots for _, token in TARGETS)
+    expected, found = [], []
+    for slot in slots:
+        _run(runner, Step((Row(slot, 0, (slot % vocab_size,)),), heads[:1]), None)
+    for first in (0, vocab_size // 2):
+        rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
+        step = Step(rows, heads, targets)
+        padded = shaped.padded(step)
+        assert padded is not None
+        expected.append(runner.run(step))
+        found.append(runner.run(padded))
+    if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, found, strict=True)):
+        return "replays of a recorded step find other tokens"
+    plain, replayed = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, found))
+    problem = disagreement(plain, replayed, plain[1])
+    return None if problem is None else f"replays of a recorded step score {problem}"
 
 
 def _score(runner: Runner, text: list[int], shaped: ShapedRunner | None, past: int = 0) -> FloatArray:

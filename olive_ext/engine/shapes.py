@@ -24,6 +24,9 @@ READS = (1, 4, 16, 64, 256, 1024, 4096)
 FEW_READS = 16
 """A row may be asked for more targets than it has tokens (the answers of a multiple choice): up to so many."""
 
+DECODING = (1,)
+"""The sizes where only steps that decode have few shapes."""
+
 PADDING = 0
 """A token id that every vocabulary has."""
 
@@ -41,6 +44,8 @@ class Shape(NamedTuple):
     """Head rows, and targets."""
 
     samples: int
+    """At least 1, read or not."""
+
     width: int
     """Positions of a slot, which masks and caches have."""
 
@@ -54,14 +59,15 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 
 class ShapedRunner(WrappedRunner):
-    """Runs every step in one of the shapes that were run when the slots were made. Takes no branches.
+    """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
+    steps that decode, the others in any shape. Takes no branches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
 
-    def __init__(self, inner: Runner, chunk_size: int, *, is_strict: bool = False) -> None:
+    def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
         super().__init__(inner)
-        self._sizes = step_sizes(chunk_size)
+        self._sizes = sizes
         self._is_strict = is_strict
         self._warmed: set[Shape] = set()
         self._late: set[Shape] = set()
@@ -90,7 +96,8 @@ class ShapedRunner(WrappedRunner):
         if padded is None:
             first, second = _halves(step)
             return joined(self.run(first), self.run(second))
-        self._note(shape_of(padded))
+        if self._is_shaped(step):
+            self._note(shape_of(padded))
         output = self._inner.run(padded)
         return replace(
             output,
@@ -101,11 +108,13 @@ class ShapedRunner(WrappedRunner):
 
     def padded(self, step: Step) -> Step | None:
         """The step in one of the shapes; None where a slot has no room for it."""
+        if not self._is_shaped(step):
+            return replace(step, heads=step.heads or (HeadRow(0, 0),))
         tokens = _next(self._sizes, len(step.rows[0].tokens))
         if any(row.past + tokens > self.capacity for row in step.rows):
             return None
         reads = _next(READS, max(len(step.heads), len(step.targets)))
-        samples = 1 if len(step.samples) <= 1 else self.num_slots
+        samples = len(step.samples) if len(step.samples) <= 1 else self.num_slots
         return replace(
             step,
             rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
@@ -118,7 +127,7 @@ class ShapedRunner(WrappedRunner):
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run ahead in how many seconds, and how many were met later."""
         facts = {
-            "shapes": "bucketed",
+            "shapes": "bucketed" if self._sizes != DECODING else "bucketed where rows decode",
             "shape_sizes": list(self._sizes),
             "strict_shapes": self._is_strict,
             "shapes_warmed": len(self._warmed),
@@ -126,6 +135,9 @@ class ShapedRunner(WrappedRunner):
             "warm_up_s": self._seconds,
         }
         return {**self._inner.describe(), "batching": self.batching.value, **facts}
+
+    def _is_shaped(self, step: Step) -> bool:
+        return self._sizes != DECODING or len(step.rows[0].tokens) == 1
 
     def _warm_up(self) -> None:
         begin = time.perf_counter()
@@ -161,7 +173,7 @@ class ShapedRunner(WrappedRunner):
 def shape_of(step: Step) -> Shape:
     """The shape of a step whose rows have as many tokens each."""
     assert step.width is not None
-    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.heads), len(step.samples), step.width)
+    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.heads), max(1, len(step.samples)), step.width)
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:

@@ -45,10 +45,12 @@ class ScoringGraph:
     """None where neither the logits nor the weight state it."""
 
 
-def add_scoring_head(model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False) -> ScoringGraph:
+def add_scoring_head(
+    model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False, has_rows: bool = False
+) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
 
-    With `exposes_rows` it has the output `score_logits`.
+    With `exposes_rows` it has the output `score_logits`. With `has_rows` R is never 0, and no node has to look at it.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -62,14 +64,14 @@ def add_scoring_head(model: onnx.ModelProto, logits_name: str, *, exposes_rows: 
     try:
         head = find_head(graph, logits_name, vocab_size)
     except NotUnderstood as error:
-        value = _pick_rows(writer, logits_name, vocab_size, is_flat=True)
+        value = _pick_rows(writer, logits_name, vocab_size, is_flat=True, has_rows=has_rows)
         kind, reason = "logits", f"rows are picked from the logits: {error}"
     else:
         vocab_size = head.vocab_size
-        value = _head_of_rows(writer, head)
+        value = _head_of_rows(writer, head, has_rows)
         kind, reason = "hidden", f"rows are picked before {head.product}, which computes the logits"
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, exposes_rows)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size)  # type: ignore[arg-type]
 
@@ -82,8 +84,8 @@ def scoring_graph(
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
-    value = _pick_rows(writer, "logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, exposes_rows)
+    value = _pick_rows(writer, "logits", vocab_size, is_flat=True, has_rows=False)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows=False)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -103,7 +105,9 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, exposes_rows: bool) -> None:
+def _score(
+    writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, exposes_rows: bool, has_rows: bool
+) -> None:
     """From `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])
@@ -111,16 +115,17 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         value = writer.add("Cast", [value], to=_FLOAT)
     flat = [value, _shape(writer, [-1], value, vocab_size)]
     logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
-    greedy_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1)
+    target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
+    greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
+    greedy_R = writer.add("ArgMax", [logits_RV], greedy_ids if has_rows else "", axis=-1, keepdims=0)
+    if not has_rows:
+        writer.add("Slice", [greedy_R, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
+    greedy_R1 = writer.add("Reshape", [greedy_R, writer.integers([-1, 1])])
     normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
     target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
-    target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     writer.add("Sub", [logit_T, normalizer_T], target_logprobs)
-    greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
-    greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
-    writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
@@ -146,9 +151,9 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _head_of_rows(writer: NodeWriter, head: Head) -> str:
+def _head_of_rows(writer: NodeWriter, head: Head, has_rows: bool) -> str:
     """The head's nodes once more, over the picked rows. Without reshapes: the last one is added when scoring."""
-    value = _pick_rows(writer, head.rows, head.hidden_size, is_flat=head.is_flat)
+    value = _pick_rows(writer, head.rows, head.hidden_size, is_flat=head.is_flat, has_rows=has_rows)
     renames = {head.rows: value}
     for node in head.nodes:
         if node.op_type in LAYOUT:
@@ -158,16 +163,17 @@ def _head_of_rows(writer: NodeWriter, head: Head) -> str:
     return renames[head.nodes[-1].output[0]]
 
 
-def _pick_rows(writer: NodeWriter, value: str, size: int | None, *, is_flat: bool) -> str:
+def _pick_rows(writer: NodeWriter, value: str, size: int | None, *, is_flat: bool, has_rows: bool) -> str:
     """`score_rows` of [.., size]: [R, size] where flat, else [1, R, size], for the product to keep its rank.
 
     With R = 0 it picks row 0, because reductions over no rows return the wrong shape on CPU, and fail elsewhere.
     """
-    writer.input("score_rows", _INT64, ["R"])
-    padded = writer.add("Concat", ["score_rows", writer.integers([0])], axis=0)
-    candidates = writer.add("Concat", [writer.add("Shape", ["score_rows"]), writer.integers([1])], axis=0)
-    count = writer.reduce("ReduceMax", candidates, keepdims=1)
-    rows = writer.add("Slice", [padded, writer.integers([0]), count])
+    rows = writer.input("score_rows", _INT64, ["R"])
+    if not has_rows:
+        padded = writer.add("Concat", [rows, writer.integers([0])], axis=0)
+        candidates = writer.add("Concat", [writer.add("Shape", [rows]), writer.integers([1])], axis=0)
+        count = writer.reduce("ReduceMax", candidates, keepdims=1)
+        rows = writer.add("Slice", [padded, writer.integers([0]), count])
     lead = [-1] if is_flat else [1, -1]
     merged = writer.add("Reshape", [value, _shape(writer, lead, value, size)])
     return writer.add("Gather", [merged, rows], axis=len(lead) - 1)

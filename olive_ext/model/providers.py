@@ -38,6 +38,9 @@ class Row:
     plans_shapes: bool = False
     """It plans or compiles for every input shape that it meets."""
 
+    capture_option: str | None = None
+    """Its option that has runs recorded and replayed."""
+
     known: str = ""
     """What is known not to work there, or that it was not run, for the documentation."""
 
@@ -50,6 +53,7 @@ TABLE = (
         "CUDAExecutionProvider",
         "cuda",
         {"use_tf32": "0"},
+        capture_option="enable_cuda_graph",
         known=f"GroupQueryAttention has fp16 and bf16 kernels only, no fp32; {NOT_RUN}",
     ),
     Row(
@@ -92,6 +96,7 @@ TABLE = (
         "webgpu",
         "WebGpuExecutionProvider",
         "webgpu",
+        capture_option="enableGraphCapture",
         known="no Attention of opset 23 and 24 (mobius' default exports run on the CPU); on Mesa's software Vulkan "
         "steps of 32 tokens are wrong, which is found by trying; encoder-decoders are refused there",
     ),
@@ -145,7 +150,8 @@ def resolve_providers(
             _refuse_missing(row.name, names, origin, is_allowed=allow_cpu_fallback)
             continue
         given = {key: _text(key, value, row.name) for key, value in asked_options.items()}
-        providers.append(Provider(row.name, row.device, {**row.defaults, **given}, origin, row.plans_shapes))
+        options_of_it = {**row.defaults, **given}
+        providers.append(Provider(row.name, row.device, options_of_it, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)

@@ -69,6 +69,9 @@ class Provider:
     plans_shapes: bool = False
     """It plans or compiles for every input shape that it meets."""
 
+    capture_option: str | None = None
+    """Its option that has runs recorded and replayed; None where it has none."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

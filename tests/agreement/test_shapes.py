@@ -86,13 +86,16 @@ def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
         assert session.loglikelihood(answers[:9])[0].token_logprobs
 
 
+def _is_wanted(provider: Provider, **written: object) -> bool:
+    return Wanted.of(EngineConfig.parse(written), provider, exposes_rows=False).steps == "all"
+
+
 def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
-    is_wanted = lambda provider, **written: Wanted.of(EngineConfig(**written), provider, exposes_rows=False).is_wanted  # noqa: E731
-    assert (is_wanted(planning), is_wanted(plain)) == (True, False)
-    assert (is_wanted(planning, shapes="any"), is_wanted(plain, shapes="bucketed")) == (False, True)
-    assert (is_wanted(planning, scoring="branches"), is_wanted(plain, strict_shapes=True)) == (False, True)
-    assert not Wanted.of(EngineConfig(), planning, exposes_rows=True).is_wanted
+    assert (_is_wanted(planning), _is_wanted(plain)) == (True, False)
+    assert (_is_wanted(planning, shapes="any"), _is_wanted(plain, shapes="bucketed")) == (False, True)
+    assert (_is_wanted(planning, scoring="branches"), _is_wanted(plain, strict_shapes=True)) == (False, True)
+    assert Wanted.of(EngineConfig(), planning, exposes_rows=True).steps == "none"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +143,11 @@ def test_a_model_that_few_shapes_do_not_fit_is_noticed() -> None:
     runner = engine.runner
     assert isinstance(runner, OrtRunner)
     notes: list[str] = []
-    assert isinstance(with_shapes(runner, runner._spec, 256, Wanted(True), notes), ShapedRunner)
+    assert isinstance(with_shapes(runner, runner._spec, 256, Wanted("all"), notes), ShapedRunner)
     assert not notes
     seeing = _Seeing(runner)
-    assert with_shapes(seeing, runner._spec, 256, Wanted(True), notes) is seeing
+    assert with_shapes(seeing, runner._spec, 256, Wanted("all"), notes) is seeing
     assert "nats off" in notes[0]
     with pytest.raises(ConfigError, match="nats off"):
-        with_shapes(seeing, runner._spec, 256, Wanted(True, is_strict=True), notes)
+        with_shapes(seeing, runner._spec, 256, Wanted("all", is_strict=True), notes)
     engine.close()

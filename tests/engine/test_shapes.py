@@ -33,7 +33,7 @@ def test_few_shapes_equal_oracle_and_those_with_few_targets_were_run_ahead(
     calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
 ) -> None:
     fake = _Watching(num_slots, batching)
-    runner = ShapedRunner(fake, chunk_size)
+    runner = ShapedRunner(fake, step_sizes(chunk_size))
     engine = Engine(runner, chunk_size)
     for requests in calls:
         for found, request in zip(engine.run(requests), requests, strict=True):
