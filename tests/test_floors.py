@@ -38,6 +38,7 @@ DOORS = {
         "olive_ext.engine.embedding",
         "olive_ext.engine.feed",
         "olive_ext.engine.kv*",
+        "olive_ext.engine.capture",
         "olive_ext.engine.encoder",
         "olive_ext.engine.open",
         "olive_ext.engine.divergence",  # binds the rows of logits that runners leave on their devices

@@ -2,16 +2,18 @@
 
 For T tokens fed, of which the distinct ones attend to C positions in all, and R rows read by the head:
 
-    T x 2 x (weights of all matrix products but the head's)
+    T x 2 x (weights of all matrix products but the head's, and but those that run on the rows read only)
   + T / distinct x C x 4 x (layers x heads x head size)          the attention, its windows not regarded
-  + R x 2 x (weights of the head)
+  + R x 2 x (weights of the head, and of those that run on the rows read only)
+
+Which these are is what the engine says of the graph that it runs (`scored_row_products`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from olive_ext.errors import ModelError
 from olive_ext.graph.load import load_graph
 
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+_PACKED = {"MatMulNBits", "MatMulBnb4"}
 _THROUGH = {"DequantizeLinear", "Transpose", "Cast", "Identity"}
 _ROWS_AT_ONCE = (128, 256, 512, 1024)
 _TRIES, _IN_A_ROW = 10, 4
@@ -35,10 +38,12 @@ class Work:
     head: float
     matrices: tuple[tuple[int, int, int], ...]
 
-    def of(self, fed: float, tokens: Mapping[str, float]) -> float:
-        """Operations of a run that fed `fed` tokens for requests with these `count_tokens`."""
+    def of(self, fed: float, tokens: Mapping[str, float], late: Iterable[Sequence[int]] = ()) -> float:
+        """Operations of a run that fed `fed` tokens for requests with these `count_tokens`. `late`: (inner size,
+        columns) of the products among `layers` that ran on the rows read only."""
         attended = tokens["attended"] * fed / max(1.0, tokens["distinct"])
-        return fed * self.layers + attended * self.attention + tokens["rows"] * self.head
+        moved = sum(2.0 * inner * columns for inner, columns in late)
+        return fed * (self.layers - moved) + attended * self.attention + tokens["rows"] * (self.head + moved)
 
 
 def read_work(graph: Path, config: Mapping[str, Any]) -> Work | None:
@@ -81,7 +86,7 @@ def _products(graph: Any) -> Iterator[tuple[int, int]]:
             dims[node.output[0]] = dims[node.input[0]]
             if node.op_type == "Transpose":
                 dims[node.output[0]] = dims[node.input[0]][::-1]
-        elif node.op_type == "MatMulNBits":
+        elif node.op_type in _PACKED:
             number = {item.name: item.i for item in node.attribute}
             yield number["K"], number["N"]
         elif node.op_type in _PRODUCTS and len(dims.get(node.input[1], ())) == 2:

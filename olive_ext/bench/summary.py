@@ -91,7 +91,8 @@ def summarize(
         distinct = median(counted or [tokens["distinct"]])
         ratio = fed / distinct if distinct else None
         if work is not None and ceiling:
-            used = work.of(fed, tokens) / median(run.in_model for run in ours) / ceiling
+            operations = work.of(fed, tokens, ours[0].execution.get("scored_row_products", ()))
+            used = operations / median(run.in_model for run in ours) / ceiling
     return Summary(
         rows=rows,
         num_requests=num_requests,

@@ -111,7 +111,7 @@ def _check_runtime(config: EvaluationConfig, files: ModelFiles, section: Section
 
 def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findings) -> DecoderSpec:
     from olive_ext.engine.adapters import Adapters
-    from olive_ext.graph.head import add_scoring_head
+    from olive_ext.engine.head import with_head
     from olive_ext.graph.load import load_graph
     from olive_ext.model.spec import read_spec
 
@@ -127,7 +127,7 @@ def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findin
     section.add("KV cache", "updated in place" if spec.is_kv_in_place else "returned grown at every step")
     for note in spec.notes:
         section.add("note", note)
-    head = add_scoring_head(graph, spec.logits.name)
+    head = with_head(graph, spec)
     section = findings.section("Scoring head")
     is_untouched = config.engine.graph == "untouched"
     section.add("graph", config.engine.graph, "engine.graph")

@@ -15,6 +15,9 @@ import onnxruntime as ort
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Step, StepOutput
+from olive_ext.graph.head import ScoringGraph, add_scoring_head
+from olive_ext.graph.load import ModelProto
+from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
 ROWS_OUTPUT = "score_logits"
@@ -35,11 +38,25 @@ class Head(Protocol):
     def describe(self) -> Mapping[str, Any]: ...
 
 
-class GraphHead:
-    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device."""
+def with_head(
+    proto: ModelProto, spec: DecoderSpec, *, exposes_rows: bool = False, has_rows: bool = False
+) -> ScoringGraph:
+    """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
+    reason = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
+    return add_scoring_head(proto, spec.logits.name, exposes_rows=exposes_rows, has_rows=has_rows, keeps_layers=reason)
 
-    def __init__(self, kind: str, reason: str, exposed: Device | None = None) -> None:
+
+class GraphHead:
+    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device.
+
+    `products`: (inner size, columns) of those besides the head's that run on scored rows only.
+    """
+
+    def __init__(
+        self, kind: str, reason: str, exposed: Device | None = None, products: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self.host_bytes = 0
+        self._products = products
         self._exposed = exposed
         self._kind = kind
         self._reason = reason
@@ -57,7 +74,11 @@ class GraphHead:
         return StepOutput(*arrays, *outputs[len(OUTPUTS) :])
 
     def describe(self) -> Mapping[str, Any]:
-        return {"scoring_head": self._kind, "scoring_head_reason": self._reason}
+        return {
+            "scoring_head": self._kind,
+            "scoring_head_reason": self._reason,
+            "scored_row_products": [list(sizes) for sizes in self._products],
+        }
 
 
 class SeparateHead:

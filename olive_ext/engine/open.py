@@ -18,7 +18,7 @@ from olive_ext.engine.device_check import choose_chunk_size
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.head import GraphHead, Head, SeparateHead
+from olive_ext.engine.head import GraphHead, Head, SeparateHead, with_head
 from olive_ext.engine.kv import Device, KvPlace, KvStore, bytes_of_source, bytes_per_position
 from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
@@ -36,7 +36,7 @@ from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
 from olive_ext.graph.cross import cross_graph
 from olive_ext.graph.edit import drop_shape_hints
 from olive_ext.graph.full_length import with_full_length_kv
-from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.head import check_scoring, scoring_graph
 from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
 from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.encoder import read_encoder
@@ -227,11 +227,11 @@ class _Opener:
             place = self.device(session)
             return session, SeparateHead(head, spec.logits.name, place, exposes_rows=self.exposes_rows)
         is_recorded = self.shapes.is_recorded
-        scoring = add_scoring_head(proto, spec.logits.name, exposes_rows=self.exposes_rows, has_rows=is_recorded)
+        scoring = with_head(proto, spec, exposes_rows=self.exposes_rows, has_rows=is_recorded)
         providers = _recording(self.providers) if is_recorded else self.providers
         session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder)
         exposed = self.device(session) if self.exposes_rows else None
-        return session, GraphHead(scoring.kind, scoring.reason, exposed)
+        return session, GraphHead(scoring.kind, scoring.reason, exposed, scoring.late_products)
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         companion = self.files.companions.get("embedding")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.graph.edit import all_names
+from olive_ext.graph.edit import all_names, attribute
 
 POSITIONS = "olive_ext/branch_positions"
 BIAS = "olive_ext/branch_bias"
@@ -68,7 +68,7 @@ def with_branches(model: onnx.ModelProto, past_names: Iterable[str], has_positio
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
     if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
         raise NoBranches("the graph has values with the names of the new inputs")
-    rotates = {bool(_attribute(node, "do_rotary", 0)) for node in nodes}
+    rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
     if rotates == {False} and not has_positions:
         raise NoBranches("the graph counts positions by itself")
     biases: dict[tuple[int, int | None], BiasInput] = {}
@@ -80,7 +80,7 @@ def with_branches(model: onnx.ModelProto, past_names: Iterable[str], has_positio
         bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
         node.input.extend([""] * (_BIAS_AT + 1 - len(node.input)))
         node.input[_BIAS_AT] = bias.name
-        if _attribute(node, "do_rotary", 0):
+        if attribute(node, "do_rotary", 0):
             node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
             for place in _ROTARY_AT:
                 node.input[place] = tables.doubled(node.input[place])
@@ -139,13 +139,9 @@ def _check(node: onnx.NodeProto, elem_type: int) -> None:
 
 def _take_window(node: onnx.NodeProto) -> int | None:
     """The node's window, which is removed from it."""
-    window = _attribute(node, _WINDOW, -1)
+    window: int = attribute(node, _WINDOW, -1)
     for index, entry in enumerate(node.attribute):
         if entry.name == _WINDOW:
             del node.attribute[index]
             break
     return window if window > 0 else None
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((entry.i for entry in node.attribute if entry.name == name), default)

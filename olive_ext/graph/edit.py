@@ -50,15 +50,15 @@ class NodeWriter:
             return self.add(op, [value, self.integers([-1])], keepdims=keepdims)
         return self.add(op, [value], axes=[-1], keepdims=keepdims)
 
-    def clone(self, node: onnx.NodeProto, renames: Mapping[str, str]) -> str:
-        """A copy of `node`, which has one output, over renamed inputs."""
-        name = self._fresh(node.op_type)
+    def clone(self, node: onnx.NodeProto, renames: Mapping[str, str]) -> dict[str, str]:
+        """A copy of `node` over renamed inputs; answers with what each of its outputs is called now."""
         copy = self._graph.node.add()
         copy.CopyFrom(node)
-        copy.name = name
+        made = {output: self._fresh(node.op_type) for output in node.output if output}
+        copy.name = self._fresh(node.op_type)
         copy.input[:] = [renames.get(value, value) for value in node.input]
-        copy.output[:] = [name]
-        return name
+        copy.output[:] = [made.get(output, "") for output in node.output]
+        return made
 
     def integers(self, values: int | Sequence[int]) -> str:
         """An int64 constant: a scalar, or one axis."""
@@ -116,6 +116,11 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from all_names(subgraph)
 
 
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of an attribute, or `default` where the node has none of that name."""
+    return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), default)
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of If, Loop and Scan."""
     for attribute in node.attribute:
@@ -137,7 +142,7 @@ def drop_shape_hints(graph: onnx.GraphProto) -> None:
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    uses = Counter(_reads(graph.node))
+    uses = Counter(reads(graph.node))
     uses.update(output.name for output in graph.output)
     dead: set[int] = set()
     gone = {value}
@@ -148,8 +153,8 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
             continue
         dead.add(index)
         gone.update(graph.node[index].output)
-        uses.subtract(_reads([graph.node[index]]))
-        unread = {name for name in _reads([graph.node[index]]) if not uses[name]}
+        uses.subtract(reads([graph.node[index]]))
+        unread = {name for name in reads([graph.node[index]]) if not uses[name]}
         gone |= unread
         pending += unread
     _delete(graph.node, dead)
@@ -157,11 +162,12 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     _delete(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
 
 
-def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """The values that nodes read, their subgraphs included, which may also name values of their own."""
     for node in nodes:
         yield from (name for name in node.input if name)
         for subgraph in subgraphs(node):
-            yield from _reads(subgraph.node)
+            yield from reads(subgraph.node)
             yield from (output.name for output in subgraph.output)
 
 

@@ -7,7 +7,6 @@ Axes: B batch, S positions, H hidden size, V vocabulary, R rows that are scored,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,9 @@ from onnx import helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.edit import NodeWriter, default_opset, remove_dead
+from olive_ext.graph.late_rows import LateRows, find_late_rows, move_rows
 from olive_ext.graph.pattern import LAYOUT, Head, NotUnderstood, find_head
+from olive_ext.graph.pick import RowPicker, shape_with
 from olive_ext.graph.sums import sum_of_rows
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -36,7 +37,7 @@ class ScoringGraph:
 
     model: onnx.ModelProto
     kind: Literal["hidden", "logits"]
-    """Rows are picked from the hidden states, before the product with the vocabulary, or from the logits."""
+    """Rows are picked from hidden states, before the product with the vocabulary or further up, or from the logits."""
 
     reason: str
     """One sentence for `olive-ext check`: what was recognised, or why not."""
@@ -44,12 +45,22 @@ class ScoringGraph:
     vocab_size: int | None
     """None where neither the logits nor the weight state it."""
 
+    late_products: tuple[tuple[int, int], ...] = ()
+    """(inner size, columns) of the products besides the head's that run on the scored rows only; 0 where not known."""
+
 
 def add_scoring_head(
-    model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False, has_rows: bool = False
+    model: onnx.ModelProto,
+    logits_name: str,
+    *,
+    exposes_rows: bool = False,
+    has_rows: bool = False,
+    keeps_layers: str = "",
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
 
+    Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
+    from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
     With `exposes_rows` it has the output `score_logits`. With `has_rows` R is never 0, and no node has to look at it.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
@@ -61,19 +72,24 @@ def add_scoring_head(
     elem_type = logits.type.tensor_type.elem_type
     vocab_size = _static_dim(logits, -1)
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
+    picker = RowPicker(writer, has_rows=has_rows)
+    kind: Literal["hidden", "logits"] = "hidden"
+    products: tuple[tuple[int, int], ...] = ()
     try:
         head = find_head(graph, logits_name, vocab_size)
     except NotUnderstood as error:
-        value = _pick_rows(writer, logits_name, vocab_size, is_flat=True, has_rows=has_rows)
+        value = picker.pick(logits_name, vocab_size, is_flat=True)
         kind, reason = "logits", f"rows are picked from the logits: {error}"
     else:
         vocab_size = head.vocab_size
-        value = _head_of_rows(writer, head, has_rows)
-        kind, reason = "hidden", f"rows are picked before {head.product}, which computes the logits"
+        late = _late_rows(graph, head, logits_name, keeps_layers)
+        reason = _say(head, late)
+        products = () if isinstance(late, str) else late.products
+        value = _head_of_rows(writer, picker, head, None if isinstance(late, str) else late)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
     _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows)
     remove_dead(graph, logits_name)
-    return ScoringGraph(edited, kind, reason, vocab_size)  # type: ignore[arg-type]
+    return ScoringGraph(edited, kind, reason, vocab_size, products)
 
 
 def scoring_graph(
@@ -84,7 +100,7 @@ def scoring_graph(
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
-    value = _pick_rows(writer, "logits", vocab_size, is_flat=True, has_rows=False)
+    value = RowPicker(writer, has_rows=False).pick("logits", vocab_size, is_flat=True)
     _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows=False)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
@@ -113,7 +129,7 @@ def _score(
         writer.input(name, _INT64, [axis])
     if elem_type != _FLOAT:
         value = writer.add("Cast", [value], to=_FLOAT)
-    flat = [value, _shape(writer, [-1], value, vocab_size)]
+    flat = [value, shape_with(writer, [-1], value, vocab_size)]
     logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
     target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
@@ -151,40 +167,38 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _head_of_rows(writer: NodeWriter, head: Head, has_rows: bool) -> str:
-    """The head's nodes once more, over the picked rows. Without reshapes: the last one is added when scoring."""
-    value = _pick_rows(writer, head.rows, head.hidden_size, is_flat=head.is_flat, has_rows=has_rows)
-    renames = {head.rows: value}
+def _late_rows(graph: onnx.GraphProto, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
+    """What else can run on the scored rows, or why nothing can."""
+    if keeps_layers:
+        return keeps_layers
+    try:
+        return find_late_rows(graph, head, logits_name)
+    except NotUnderstood as error:
+        return str(error)
+
+
+def _say(head: Head, late: LateRows | str) -> str:
+    if isinstance(late, str):
+        return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
+    where = f"behind the last {' and '.join(late.behind) or 'operator that mixes positions'}"
+    number = len(late.products)
+    products = "product runs" if number == 1 else "products run"
+    return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
+
+
+def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: Head, late: LateRows | None) -> str:
+    """The head's nodes once more, over the picked rows, behind those of `late`. Without the head's reshapes: the last
+    one is added when scoring."""
+    if late is None:
+        renames = {head.rows: picker.pick(head.rows, head.hidden_size, is_flat=head.is_flat)}
+    else:
+        renames = move_rows(writer, picker, late)
     for node in head.nodes:
         if node.op_type in LAYOUT:
             renames[node.output[0]] = renames[node.input[0]]
         else:
-            renames[node.output[0]] = writer.clone(node, renames)
+            renames |= writer.clone(node, renames)
     return renames[head.nodes[-1].output[0]]
-
-
-def _pick_rows(writer: NodeWriter, value: str, size: int | None, *, is_flat: bool, has_rows: bool) -> str:
-    """`score_rows` of [.., size]: [R, size] where flat, else [1, R, size], for the product to keep its rank.
-
-    With R = 0 it picks row 0, because reductions over no rows return the wrong shape on CPU, and fail elsewhere.
-    """
-    rows = writer.input("score_rows", _INT64, ["R"])
-    if not has_rows:
-        padded = writer.add("Concat", [rows, writer.integers([0])], axis=0)
-        candidates = writer.add("Concat", [writer.add("Shape", [rows]), writer.integers([1])], axis=0)
-        count = writer.reduce("ReduceMax", candidates, keepdims=1)
-        rows = writer.add("Slice", [padded, writer.integers([0]), count])
-    lead = [-1] if is_flat else [1, -1]
-    merged = writer.add("Reshape", [value, _shape(writer, lead, value, size)])
-    return writer.add("Gather", [merged, rows], axis=len(lead) - 1)
-
-
-def _shape(writer: NodeWriter, lead: Sequence[int], value: str, size: int | None) -> str:
-    """The shape [*lead, size of the last axis of `value`]."""
-    if size is not None:
-        return writer.integers([*lead, size])
-    last = writer.add("Gather", [writer.add("Shape", [value]), writer.integers([-1])], axis=0)
-    return writer.add("Concat", [writer.integers(lead), last], axis=0)
 
 
 def _output(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:

@@ -55,6 +55,14 @@ def test_tokens_fed_twice_count_twice() -> None:
     assert work.of(8, tokens) == 8 * 10 + 20 + 2 * 100
 
 
+def test_products_of_rows_that_are_read_count_for_those_only() -> None:
+    work = Work(layers=1000.0, attention=1.0, head=100.0, matrices=())
+    tokens = {"distinct": 4, "attended": 10, "rows": 2}
+    late = [[10, 20], [5, 10]]
+    assert work.of(4, tokens, late) == 4 * (1000 - 2 * 250) + 10 + 2 * (100 + 2 * 250)
+    assert work.of(4, {**tokens, "rows": 4}, late) == work.of(4, {**tokens, "rows": 4})
+
+
 def test_ceiling_is_a_positive_rate() -> None:
     pytest.importorskip("torch")
     assert measure_ceiling(((64, 64, 2),), "cpu", "auto") > 1e6

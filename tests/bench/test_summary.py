@@ -78,6 +78,15 @@ def test_tokens_and_utilisation_are_of_our_runs() -> None:
     assert found.utilisation == pytest.approx(operations / 1.5 / 1e9)
 
 
+def test_utilisation_counts_the_last_layer_for_the_rows_it_ran_on() -> None:
+    work = Work(layers=1e6, attention=0.0, head=1e5, matrices=((1, 1, 1),))
+    counters = {"tokens_fed": 200.0}
+    late = {"scored_row_products": [[500, 500]]}
+    given = run("olive-ext", None, 0, 1.0, counters=counters, tokens=TOKENS, execution=late)
+    found = summarize(("olive-ext",), [given], 1, work=work, ceiling=1e9)
+    assert found.utilisation == pytest.approx((200 * (1e6 - 5e5) + 10 * (1e5 + 5e5)) / 1e9)
+
+
 def test_generated_tokens_count_as_distinct() -> None:
     counters = {"tokens_fed": 200.0, "tokens_distinct": 20.0, "tokens_generated": 180.0}
     found = summarize(("olive-ext",), [run("olive-ext", None, 0, 1.0, counters=counters, tokens=TOKENS)], 1)

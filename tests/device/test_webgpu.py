@@ -59,6 +59,7 @@ def test_the_model_runs_on_the_device_with_kv_in_place(pair: Pair) -> None:
     assert facts["kv_cache"] == "in_place"
     assert facts["kv_binding"].startswith("device values without address")
     assert facts["scoring_head"] == "hidden"
+    assert len(facts["scored_row_products"]) == 4
 
 
 def test_scores_agree_within_1e_4_nats(pair: Pair) -> None:
