@@ -20,8 +20,9 @@ class EngineConfig(Strict):
 
     num_slots: PositiveInt | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
-    `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 16; 8 where the
-    memory is a device's."""
+    `batch_size` where that is a number, else as many as fit in a quarter of the host's free memory, at most 16, or in
+    half of a CUDA device's, at most 64; 8 where free memory is not known. Where an allocation fails after all, half as
+    many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
