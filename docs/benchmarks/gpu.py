@@ -3,8 +3,9 @@
     python docs/benchmarks/gpu.py OUT
 
 Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the task (N questions of ~150 tokens behind
-5 fixed shots of ~700 tokens together, 10 one-token answers each), and runs both in the same rounds. Gemma 4 needs
---packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
+5 fixed shots of ~700 tokens together, 10 one-token answers each), and runs both in the same rounds. A few questions
+are profiled: OUT/*/crossing.json says what crosses between host and device, and something large ends this with 1.
+Gemma 4 needs --packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import bench, table
+from common import bench, run_script, table
 
 LETTERS = "ABCDEFGHIJ"
 VOCABULARY = (
@@ -84,6 +85,7 @@ def write_task(folder: Path, tokenizer: Any, questions: int) -> None:
     rows = ({"question": writer.question(150), "answer": number % len(LETTERS)} for number in range(questions))
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "questions.jsonl").write_text(text, encoding="utf-8")
+    (folder / "shots.txt").write_text(shots, encoding="utf-8")
     (folder / "local.py").write_text(LOADER, encoding="utf-8")
     (folder / "mmlu_pro_shape.yaml").write_text(TASK.format(shots=json.dumps(shots)), encoding="utf-8")
 
@@ -118,6 +120,17 @@ def answer_options(given: argparse.Namespace) -> Iterator[object]:
     yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
 
 
+def show_crossing(given: argparse.Namespace, model: Path, tasks: Path, out: Path) -> bool:
+    """Profiles a few questions and says whether nothing large crossed between host and device. Launches wait for their
+    kernels, so that the times by operator are the device's."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows = (tasks / "questions.jsonl").read_text(encoding="utf-8").splitlines()[: given.checked]
+    contexts = [(tasks / "shots.txt").read_text(encoding="utf-8") + json.loads(row)["question"] for row in rows]
+    (out / "contexts.json").write_text(json.dumps(contexts), encoding="utf-8")
+    words = [model, out, "--contexts", out / "contexts.json", "--provider", given.device]
+    return run_script("crossing.py", words, CUDA_LAUNCH_BLOCKING="1") == 0
+
+
 def main() -> None:
     """Runs every shape and precision and writes OUT/table.md after each."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
@@ -132,7 +145,7 @@ def main() -> None:
     parser.add_argument("--packages", metavar="DIR", type=Path)
     parser.add_argument("--tokenizer", metavar="DIR|NAME")
     given = parser.parse_args()
-    found, goals = {}, {}
+    found, goals, crossing = {}, {}, []
     for shape in given.shapes.split(","):
         models = make_models(given, shape)
         from transformers import AutoTokenizer
@@ -146,9 +159,13 @@ def main() -> None:
             found[name] = bench(model, given.out / name, [*shared, *speed_options(given, models)])
             check = f"{name}-answers"
             found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
+            if not show_crossing(given, model, tasks, given.out / name):
+                crossing.append(name)
             text = table(found, goals)
             (given.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
+    if crossing:
+        sys.exit(f"something large crosses between host and device (crossing.json): {', '.join(crossing)}")
 
 
 if __name__ == "__main__":

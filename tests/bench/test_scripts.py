@@ -70,4 +70,9 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert checked["rows"][0]["agreement"]["choices"] == [2, 2]
     tokens = found["summary"]["tokens_distinct"]
     assert 700 + 4 * 150 <= tokens <= 1.1 * (700 + 4 * 160)
+    crossing = json.loads((tmp_path / "tiny-fp32" / "crossing.json").read_text())
+    assert crossing["problems"] == []
+    (profile,) = crossing["profiles"].values()
+    assert [step["rows_tokens"] for step in profile["generation"]][-1] == [2, 1]
+    assert all("GroupQueryAttention" in step["seconds_by_operator"] for step in profile["scoring"])
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()
