@@ -68,7 +68,8 @@ def _rows(name: str, result: dict[str, Any] | None, goals: dict[str, float]) -> 
             f"{differs} |"
         )
     used = "unknown" if summary["utilisation"] is None else f"{summary['utilisation']:.0%}"
-    facts = f"fed / distinct {summary['fed_over_distinct'] or 0:.3f}, utilisation {used}"
+    speed = f"{ours['requests_per_second']:.2f} requests/s"
+    facts = f"{speed}, fed / distinct {summary['fed_over_distinct'] or 0:.3f}, utilisation {used}"
     above = f"{ours['memory_above'] / 1e6:.0f} MB above the model"
     agreed = "differ" if ours["agreement"].get("differs") else "agree" if ours["agreement"] else ""
     yield f"| {name} | itself | {facts}, {above} | | | | | {agreed} |"

@@ -115,6 +115,11 @@ def speed_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
     yield from ("--probe", max(1, given.questions // 20))
 
 
+def whole_options(given: argparse.Namespace) -> Iterator[object]:
+    """As many questions as the real benchmark has, ours alone: Hugging Face would take ten minutes a round."""
+    yield from ("--limit", given.whole, "--rounds", 1, "--warmup", 64, "--peers", "")
+
+
 def answer_options(given: argparse.Namespace) -> Iterator[object]:
     """A few questions against a plain session on the same file, which is what int4 answers are to be held against."""
     yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
@@ -138,7 +143,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shapes", metavar="A,B", default="llama-3.2-1b,gemma-4-e2b")
     parser.add_argument("--precisions", metavar="A,B", default="fp16,int4")
-    parser.add_argument("--questions", metavar="N", type=int, default=1200)
+    parser.add_argument("--questions", metavar="N", type=int, default=1200, help="questions to compare speed on")
+    parser.add_argument("--whole", metavar="N", type=int, default=12000, help="questions for ours alone; 0 for none")
     parser.add_argument("--checked", metavar="N", type=int, default=5, help="questions to check answers on")
     parser.add_argument("--batch-sizes", metavar="A,B", default="16,64,128")
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
@@ -151,12 +157,15 @@ def main() -> None:
         from transformers import AutoTokenizer
 
         tasks = given.out / shape / "task"
-        write_task(tasks, AutoTokenizer.from_pretrained(models / "hf"), given.questions)
+        write_task(tasks, AutoTokenizer.from_pretrained(models / "hf"), max(given.questions, given.whole))
         for precision in given.precisions.split(","):
             name = f"{shape}-{precision}"
             goals[name] = {"hf": 4.0}
             shared, model = [*shared_options(given, tasks)], models / precision
             found[name] = bench(model, given.out / name, [*shared, *speed_options(given, models)])
+            if given.whole:
+                whole = f"{name}-whole"
+                found[whole] = bench(model, given.out / whole, [*shared, *whole_options(given)])
             check = f"{name}-answers"
             found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
             if not show_crossing(given, model, tasks, given.out / name):
