@@ -31,8 +31,8 @@ class EngineConfig(Strict):
     scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" puts many of them behind their common prefix in one step;
     "rows" computes one after the other. "auto" takes what has been measured to be faster on the opened model, and
-    "rows" where branches cannot be had, where activations are rounded to few bits (the numbers would differ by that
-    rounding), and elsewhere than on the CPU; the execution's `scoring` says which."""
+    "rows" where branches cannot be had (on any device but the CPU) and where activations are rounded to few bits (the
+    numbers would differ by that rounding); the execution's `scoring` says which."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered before the LM head and the log-probabilities

@@ -154,7 +154,7 @@ class _Opener:
         the provider has no use for them."""
         if self.config.scoring == "rows" or not _can_branch(spec):
             return proto, spec, None
-        if self.config.scoring == "auto" and (reason := self._against_branches(spec)):
+        if reason := self._against_branches(spec):
             return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
         try:
@@ -168,10 +168,10 @@ class _Opener:
         return graph.model, spec, graph
 
     def _against_branches(self, spec: DecoderSpec) -> str | None:
-        """Why "auto" does without branches."""
+        """Why there are no branches; the user may want them in spite of rounding."""
         if self.providers[0].device != "cpu":
-            return "elsewhere than on the CPU, attention with a bias takes a slower kernel (engine.scoring)"
-        if spec.rounds_rows:
+            return "the cells of branches are moved in the host's memory, and this model's cache is not there"
+        if self.config.scoring == "auto" and spec.rounds_rows:
             return "branches add up in another order, which the rounding of activations would show (engine.scoring)"
         return None
 

@@ -171,3 +171,10 @@ def test_quantized_and_half_precision_stay_within_a_stated_bound(
         assert difference < bound
         requests_to_go_on = [GenerationRequest(stem + tail, max_new_tokens=9) for tail in tails]
         assert all(1 <= len(output.tokens) <= 9 for output in device.generate(requests_to_go_on))
+
+
+def test_branches_are_refused_where_the_host_cannot_move_their_cells() -> None:
+    with open_on("webgpu", genai_export("llama"), scoring="branches") as session:
+        facts = session.describe_execution()
+    assert facts["scoring"] == "rows"
+    assert any("moved in the host's memory" in note for note in facts["notes"])
