@@ -44,6 +44,7 @@ DOORS = {
         "olive_ext.engine.divergence",  # binds the rows of logits that runners leave on their devices
         "olive_ext.backends.peers",  # tells the backends we compare with how many threads to use
     ],
+    "pynvml": ["olive_ext.model.memory"],
     "onnxruntime_genai": ["olive_ext.engine.genai_open", "olive_ext.backends.peers"],
     # hf_runner: a reference in its original form runs on transformers
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.hf_runner", "olive_ext.backends.*"],

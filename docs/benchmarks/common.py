@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,23 @@ COMMAND = "import sys; from olive_ext.cli import main; sys.exit(main())"
 
 def bench(model: Path, output: Path, options: Sequence[object]) -> dict[str, Any] | None:
     """Runs one comparison from this checkout and returns its bench.json; None where it failed, which was printed."""
-    arguments = [str(option) for option in ("bench", model, *options, "--output", output)]
-    print(f"\n$ olive-ext {' '.join(arguments)}", flush=True)
+    words = ["bench", model, *options, "--output", output]
+    status = _run("olive-ext", ["-c", COMMAND], words, {})
+    return json.loads((output / "bench.json").read_text(encoding="utf-8")) if status == 0 else None
+
+
+def run_script(name: str, words: Sequence[object], **environment: str) -> int:
+    """The exit status of a script beside this one."""
+    return _run(name, [str(Path(__file__).parent / name)], words, environment)
+
+
+def _run(name: str, start: Sequence[str], words: Sequence[object], environment: Mapping[str, str]) -> int:
+    arguments = [str(word) for word in words]
+    print(f"\n$ {name} {' '.join(arguments)}", flush=True)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], env={**os.environ, "PYTHONPATH": path})
-    return json.loads((output / "bench.json").read_text(encoding="utf-8")) if done.returncode == 0 else None
+    return subprocess.run(
+        [sys.executable, *start, *arguments], env={**os.environ, **environment, "PYTHONPATH": path}
+    ).returncode
 
 
 def table(found: dict[str, dict[str, Any] | None], goals: dict[str, dict[str, float]]) -> str:
@@ -56,7 +68,8 @@ def _rows(name: str, result: dict[str, Any] | None, goals: dict[str, float]) -> 
             f"{differs} |"
         )
     used = "unknown" if summary["utilisation"] is None else f"{summary['utilisation']:.0%}"
-    facts = f"fed / distinct {summary['fed_over_distinct'] or 0:.3f}, utilisation {used}"
+    speed = f"{ours['requests_per_second']:.2f} requests/s"
+    facts = f"{speed}, fed / distinct {summary['fed_over_distinct'] or 0:.3f}, utilisation {used}"
     above = f"{ours['memory_above'] / 1e6:.0f} MB above the model"
     agreed = "differ" if ours["agreement"].get("differs") else "agree" if ours["agreement"] else ""
     yield f"| {name} | itself | {facts}, {above} | | | | | {agreed} |"

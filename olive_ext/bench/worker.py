@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from olive_ext.backends.lm_eval.slices import SLICE
 from olive_ext.bench.flops import measure_ceiling
 from olive_ext.bench.job import OURS, Job
 from olive_ext.bench.memory import now, peak
@@ -111,16 +112,20 @@ def inputs_of(lm: Any, asked: Sequence[Any], generated: float) -> Iterator[tuple
     `generated` tokens are spread evenly over the generations; no two share any.
     """
     made = round(generated / max(1, sum(one.kind == "generate_until" for one in asked)))
+    pairs = [one for one in asked if one.kind == "loglikelihood"]
+    for start in range(0, len(pairs), SLICE):
+        for _, context, target in lm._encode(pairs[start : start + SLICE]):
+            yield from _windows(context, target, lm.max_length)
     for number, one in enumerate(asked):
         if one.kind == "generate_until":
             yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (made - 1)], max(1, made)
-            continue
-        if one.kind == "loglikelihood":
-            context, target = lm._encode_pair(*one.args)
-        else:
-            context, target = [lm.prefix_token_id], lm.tok_encode(one.args[0])
-        for window in target_windows(context, target, lm.max_length):
-            yield window.tokens[:-1], window.num_targets
+        elif one.kind == "loglikelihood_rolling":
+            yield from _windows([lm.prefix_token_id], lm.tok_encode(one.args[0]), lm.max_length)
+
+
+def _windows(context: Sequence[int], target: Sequence[int], max_length: int) -> Iterator[tuple[Sequence[int], int]]:
+    for window in target_windows(context, target, max_length):
+        yield window.tokens[:-1], window.num_targets
 
 
 def _contexts(job: Job) -> dict[str, Any]:

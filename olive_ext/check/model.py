@@ -172,7 +172,7 @@ def _check_tokenizer(files: ModelFiles, section: Section) -> None:
 def _check_autos(config: EvaluationConfig, spec: DecoderSpec, providers: Sequence[Provider], section: Section) -> None:
     """What the engine would choose now, on this machine."""
     from olive_ext.engine.kv import Device
-    from olive_ext.engine.open import choose_num_slots
+    from olive_ext.engine.num_slots import choose_num_slots
 
     engine = config.engine
     batch_size = config.batch_size if isinstance(config.batch_size, int) else None

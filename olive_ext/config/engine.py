@@ -20,8 +20,9 @@ class EngineConfig(Strict):
 
     num_slots: PositiveInt | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
-    `batch_size` where that is a number, else as many as fit in a quarter of the free memory, at most 16; 8 where the
-    memory is a device's."""
+    `batch_size` where that is a number, else as many as fit in a quarter of the host's free memory, at most 16, or in
+    half of a CUDA device's, at most 64; 8 where free memory is not known. Where an allocation fails after all, half as
+    many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
@@ -30,8 +31,8 @@ class EngineConfig(Strict):
     scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" puts many of them behind their common prefix in one step;
     "rows" computes one after the other. "auto" takes what has been measured to be faster on the opened model, and
-    "rows" where branches cannot be had, where activations are rounded to few bits (the numbers would differ by that
-    rounding), and elsewhere than on the CPU; the execution's `scoring` says which."""
+    "rows" where branches cannot be had (on any device but the CPU) and where activations are rounded to few bits (the
+    numbers would differ by that rounding); the execution's `scoring` says which."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
     """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" fills

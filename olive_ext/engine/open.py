@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-import psutil
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.adapters import Adapters
@@ -19,12 +18,13 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.head import GraphHead, Head, SeparateHead, with_head
-from olive_ext.engine.kv import Device, KvPlace, KvStore, bytes_of_source, bytes_per_position
+from olive_ext.engine.kv import Device, KvPlace, KvStore
 from olive_ext.engine.kv_paged import PagedKv
 from olive_ext.engine.kv_returned import ReturnedKv
 from olive_ext.engine.kv_staged import StagedKv
 from olive_ext.engine.kv_trunk import Bias, Trunk
 from olive_ext.engine.kv_view import ViewKv
+from olive_ext.engine.num_slots import choose_num_slots
 from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
@@ -42,14 +42,6 @@ from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.encoder import read_encoder
 from olive_ext.model.spec import read_embedding, read_spec
 from olive_ext.model.types import DecoderSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
-
-MOST_SLOTS = 16
-DEFAULT_SLOTS = 8
-MEMORY_SHARE = 0.25
-"""Part of the free memory that "auto" lets the KV slots take."""
-
-PLANNED_POSITIONS = 4096
-"""Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
 
 
 def open_engine(
@@ -138,23 +130,6 @@ def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tupl
     return proto, spec
 
 
-def choose_num_slots(
-    config: EngineConfig, batch_size: int | None, spec: DecoderSpec, device: Device
-) -> tuple[int, str]:
-    """The number of KV slots and which rule gave it."""
-    if config.num_slots != "auto":
-        return config.num_slots, "engine.num_slots"
-    if batch_size is not None:
-        return batch_size, "batch_size"
-    if device.kind != "cpu":
-        return DEFAULT_SLOTS, f"auto: {DEFAULT_SLOTS}, free memory of a {device.kind} device is not measured"
-    slot_bytes = bytes_per_position(spec.kv) * min(spec.context_length, PLANNED_POSITIONS) + bytes_of_source(spec)
-    free_bytes = psutil.virtual_memory().available
-    fitting = max(1, int(free_bytes * MEMORY_SHARE / max(1, slot_bytes)))
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free_bytes / 2**20:.0f} MiB free, at most {MOST_SLOTS}"
-    return min(MOST_SLOTS, fitting), why
-
-
 def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     if spec.is_paged:
         return PagedKv
@@ -193,7 +168,7 @@ class _Opener:
         the provider has no use for them."""
         if self.config.scoring == "rows" or self.shapes.steps != "none" or not _can_branch(spec):
             return proto, spec, None
-        if self.config.scoring == "auto" and (reason := self._against_branches(spec)):
+        if reason := self._against_branches(spec):
             return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
         try:
@@ -207,10 +182,10 @@ class _Opener:
         return graph.model, spec, graph
 
     def _against_branches(self, spec: DecoderSpec) -> str | None:
-        """Why "auto" does without branches."""
+        """Why there are no branches; the user may want them in spite of rounding."""
         if self.providers[0].device != "cpu":
-            return "elsewhere than on the CPU, attention with a bias takes a slower kernel (engine.scoring)"
-        if spec.rounds_rows:
+            return "the cells of branches are moved in the host's memory, and this model's cache is not there"
+        if self.config.scoring == "auto" and spec.rounds_rows:
             return "branches add up in another order, which the rounding of activations would show (engine.scoring)"
         return None
 

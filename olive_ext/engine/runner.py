@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -22,11 +23,21 @@ from olive_ext.engine.types import Source, refuse_source
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.types import DecoderSpec, SourceKind
 
+logger = logging.getLogger(__name__)
+
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
 
-MEMORY_WORDS = ("to allocate", "out of memory", "outofmemory", "bad_alloc", "bad allocation")
-"""Of ONNX Runtime's arena, CUDA and DirectML, C++, and numpy."""
+MEMORY_WORDS = (
+    "to allocate",
+    "smaller than requested bytes",
+    "out of memory",
+    "outofmemory",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
+"""Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
 
 
 class OrtRunner:
@@ -181,7 +192,9 @@ class OrtRunner:
                     f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
                     "a smaller 'max_length'"
                 ) from error
-            self._kv.num_slots //= 2
+            fewer = self._kv.num_slots // 2
+            logger.warning("no memory for %d KV slots of %d positions, %d now", self._kv.num_slots, capacity, fewer)
+            self._kv.num_slots = fewer
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:

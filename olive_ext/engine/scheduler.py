@@ -8,7 +8,7 @@ slots an input is computed to its end before the next sequence is admitted; deco
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from olive_ext.engine.branches import Branches
@@ -214,11 +214,13 @@ class Scheduler:
             completed.append(sequence.answer)
 
 
-def _wanted(sequence: Sequence, row: Row) -> Iterator[int]:
+def _wanted(sequence: Sequence, row: Row) -> list[int]:
     """Positions of the row's tokens whose distribution is read, in order."""
-    for position in range(row.past, row.past + len(row.tokens)):
-        if position in sequence.reads or sequence.wants_next(position):
-            yield position
+    last = row.past + len(row.tokens) - 1
+    wanted = {position for position in sequence.reads if row.past <= position <= last}
+    if sequence.wants_next(last):
+        wanted.add(last)
+    return sorted(wanted)
 
 
 def _draw(sequence: Sequence, logits_V: FloatArray) -> int:

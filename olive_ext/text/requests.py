@@ -142,10 +142,10 @@ def _at_least(name: str, value: object, least: int, note: str = "") -> None:
 
 def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
-        ids = tuple(operator.index(value) for value in values)
+        ids = tuple(map(operator.index, values))
     except TypeError:
         raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
-    if any(number < 0 for number in ids):
+    if min(ids, default=0) < 0:
         raise ConfigError(f"'{name}' holds {min(ids)}: token ids are not negative")
     return ids
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
@@ -89,9 +89,20 @@ class Tokenizer:
             kinds.setdefault(self._specials(text, None), []).append(text)
         found: dict[str, list[int]] = {}
         for (adds, forces_bos), alike in kinds.items():
-            encoded = self.hf(alike, add_special_tokens=adds, return_attention_mask=False, verbose=False)["input_ids"]
+            encoded = self._encode_alike(alike, adds)
             found.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
         return found
+
+    def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
+        """What the tokenizer makes of each text. Where its class leaves the encoding to the library of fast tokenizers,
+        all but the first go there without a detour: nobody reads the offsets and masks that it would bring along. The
+        first makes it set the library to neither cut nor pad."""
+        direct = len(texts) - 1 if _is_fast(self.hf) else 0
+        first = texts[: len(texts) - direct]
+        yield from self.hf(first, add_special_tokens=adds, return_attention_mask=False, verbose=False)["input_ids"]
+        if direct:
+            encode = self.hf.backend_tokenizer.encode_batch_fast
+            yield from (encoding.ids for encoding in encode(texts[len(first) :], add_special_tokens=adds))
 
     def _specials(self, text: str, add_special_tokens: bool | None) -> tuple[bool, bool]:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""
@@ -193,6 +204,14 @@ class Tokenizer:
         except ValueError as error:
             raise ConfigError(f"the chat template cannot render the messages: {_first_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
+
+
+def _is_fast(hf: Any) -> bool:
+    """Whether encoding a text is what transformers' class for fast tokenizers does, overridden by nobody."""
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    methods = ("__call__", "_encode_plus", "_batch_encode_plus")
+    return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)
 
 
 def _first_line(error: Exception) -> str:

@@ -55,7 +55,20 @@ def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
 @pytest.mark.slow
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
-    command += ["--precisions", "fp32", "--questions", "4", "--checked", "2", "--rounds", "1", "--batch-sizes", "4"]
+    command += [
+        "--precisions",
+        "fp32",
+        "--questions",
+        "4",
+        "--checked",
+        "2",
+        "--rounds",
+        "1",
+        "--batch-sizes",
+        "4",
+        "--whole",
+        "6",
+    ]
     root = str(SCRIPTS.parents[1])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -68,6 +81,13 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     checked = json.loads((tmp_path / "tiny-fp32-answers" / "bench.json").read_text())["summary"]
     assert checked["reference"] == "onnxruntime"
     assert checked["rows"][0]["agreement"]["choices"] == [2, 2]
+    whole = json.loads((tmp_path / "tiny-fp32-whole" / "bench.json").read_text())["summary"]
+    assert (whole["num_requests"], [row["backend"] for row in whole["rows"]]) == (60, ["olive-ext"])
     tokens = found["summary"]["tokens_distinct"]
     assert 700 + 4 * 150 <= tokens <= 1.1 * (700 + 4 * 160)
+    crossing = json.loads((tmp_path / "tiny-fp32" / "crossing.json").read_text())
+    assert crossing["problems"] == []
+    (profile,) = crossing["profiles"].values()
+    assert [step["rows_tokens"] for step in profile["generation"]][-1] == [2, 1]
+    assert all("GroupQueryAttention" in step["seconds_by_operator"] for step in profile["scoring"])
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()

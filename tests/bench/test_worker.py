@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from olive_ext.backends.recorder import Asked, instances
@@ -10,9 +11,11 @@ def encode(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-LM = SimpleNamespace(
-    max_length=4, prefix_token_id=0, tok_encode=encode, _encode_pair=lambda left, right: (encode(left), encode(right))
-)
+def encode_pairs(asked: Sequence[Asked]) -> list[tuple[object, list[int], list[int]]]:
+    return [(one.args, *map(encode, one.args)) for one in asked]
+
+
+LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, _encode=encode_pairs)
 
 
 def test_inputs_are_what_a_plain_backend_feeds() -> None:

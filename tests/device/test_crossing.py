@@ -17,12 +17,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig
 from olive_ext.engine.open import open_engine
 from olive_ext.engine.types import Generation, Request, Sampling
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers
 from tests.device.open import LIBRARY, STEP
-from tests.device.watch import Node, Tensor, read_profile, watching
+from tests.device.watch import watching
 from tests.exports import VOCAB, genai_export
 
 pytestmark = [
@@ -102,12 +103,17 @@ def observe(device: str, graph: str, requests: list[Request], folder: Path) -> S
         facts = engine.describe()
         assert facts["capacity"] == CAPACITY
         (decoder,) = [s for s in watch.sessions.values() if s.get_session_options().enable_profiling]
-        nodes = read_profile(Path(decoder.end_profiling()))
+        nodes = _nodes(decoder)
         names = {output.name for output in decoder.get_outputs() if not output.name.startswith("present")}
         seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, facts["counters"]["host_bytes"] - before)
         engine.close()
     assert {shape[1] for shape in _inputs_of_embedding(nodes)} >= STEPS
     return seen
+
+
+def _nodes(session: ort.InferenceSession) -> list[Node]:
+    """All that ran; ends the profile."""
+    return [node for run in read_runs(Path(session.end_profiling())) for node in run]
 
 
 def _inputs_of_embedding(nodes: list[Node]) -> Iterator[tuple[int, ...]]:
@@ -205,6 +211,21 @@ def test_the_checks_fire_where_a_node_in_the_middle_runs_on_the_host(tmp_path: P
         assert tensors == []
         copied = [tensor for node in nodes if node.is_to_host for tensor in node.outputs]
         assert Tensor("float", (1, STEP, 64)) in copied
+        assert f"MemcpyToHost float[1, {STEP}, 64]" in large_copies([nodes])
+
+
+@pytest.mark.webgpu
+def test_the_benchmarks_profile_shows_small_copies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "docs" / "benchmarks"))
+    import crossing
+
+    register_libraries(LIBRARY)
+    found = crossing.observe(genai_export("llama"), "webgpu", ["one two three", "one two four"], tmp_path)
+    assert found["problems"] == []
+    (profile,) = found["profiles"].values()
+    copies = [copy for steps in profile.values() for step in steps for copy in step["copies"]]
+    assert "MemcpyToHost" in {copy["node"] for copy in copies}
+    assert max(copy["bytes"] for copy in copies) <= 1024
 
 
 @contextmanager
@@ -221,7 +242,7 @@ def _plain_run(folder: Path, output_device: str, **options: str) -> Iterator[tup
         for value in session.get_outputs():
             binding.bind_output(value.name, output_device)
         session.run_with_iobinding(binding)
-        yield watch.tensors, read_profile(Path(session.end_profiling()))
+        yield watch.tensors, _nodes(session)
 
 
 def _input(value: ort.NodeArg) -> np.ndarray[Any, Any]:

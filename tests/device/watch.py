@@ -6,39 +6,15 @@ is copied without a node, so those are noted as the sessions run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 import pytest
 
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Element type as the profile spells it ("float", "int64") and shape."""
-
-    kind: str
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Node:
-    """One run of one node. `is_to_host` for a copy to the host's memory."""
-
-    op: str
-    provider: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def is_to_host(self) -> bool:
-        return self.op == "MemcpyToHost"
+from olive_ext.bench.profile import Tensor
 
 
 @dataclass
@@ -91,22 +67,3 @@ def watching() -> Iterator[Watch]:
         patch.setattr(ort.OrtValue, "numpy", read_and_note)
         patch.setattr(ort, "copy_tensors", refuse, raising=False)
         yield watch
-
-
-def read_profile(file: Path) -> list[Node]:
-    """The nodes that ran, in order, from a finished profile of ONNX Runtime."""
-    events = json.loads(file.read_text(encoding="utf-8"))
-    return [
-        Node(
-            event["args"]["op_name"],
-            event["args"].get("provider", ""),
-            _tensors(event["args"].get("input_type_shape", ())),
-            _tensors(event["args"].get("output_type_shape", ())),
-        )
-        for event in events
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
-    ]
-
-
-def _tensors(entries: list[dict[str, list[int]]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(kind, tuple(shape)) for entry in entries for kind, shape in entry.items())
