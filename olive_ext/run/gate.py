@@ -13,7 +13,7 @@ from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
 from olive_ext.report.render import number
 from olive_ext.report.select import listed, long_names, matching
-from olive_ext.run.costs import PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.costs import PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
 
 def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
@@ -67,7 +67,7 @@ def _named(bound: Bound, metrics: Sequence[Metric]) -> Metric:
     found = matching(metrics, bound.metric, bound.task, bound.filter)
     if len(found) == 1:
         return found[0]
-    problem = "stands for several metrics" if found else "is not among the results"
+    problem = "stands for several metrics" if found else why_missing(bound.task or bound.metric)
     raise ConfigError(f"'require': {written(bound)} {problem}: {listed(found or metrics)}")
 
 

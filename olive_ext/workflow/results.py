@@ -16,7 +16,7 @@ from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
 from olive_ext.report.select import listed, matching
-from olive_ext.run.costs import COSTS, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.costs import COSTS, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
 _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
@@ -108,7 +108,8 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
-        problem = "stands for several metrics" if candidates else "is not among the results"
+        asked = _MEASURED.get(_text(declared.type), declared.name)
+        problem = "stands for several metrics" if candidates else why_missing(asked)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
             f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'

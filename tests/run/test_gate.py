@@ -71,6 +71,14 @@ def test_value_that_is_no_number_breaks_every_bound() -> None:
         ({"metric": "acc", "max": 1}, "'acc' stands for several metrics: choice/acc, letters/acc"),
         ({"metric": "f2", "task": "choice", "max": 1}, "'f2' of task 'choice' is not among the results: choice/acc"),
         (
+            {"metric": "tokens_per_second", "min": 1},
+            "'tokens_per_second' was not measured, because the model counts no requests, or answered none of them",
+        ),
+        (
+            {"metric": "requests_per_second", "task": "requests_per_second", "min": 1},
+            "'requests_per_second' of task 'requests_per_second' was not measured, because the model counts no",
+        ),
+        (
             {"metric": "exact_match", "max": 1},
             "'exact_match' stands for several metrics: generate/exact_match,strict, ",
         ),
