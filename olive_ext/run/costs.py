@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
+
+Settings = TypeVar("Settings", bound=EvaluationSettings)
 
 SIZE_ON_DISK = "size_on_disk"
 PEAK_MEMORY = "peak_memory"
@@ -24,6 +26,14 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     if costs and not tasks:
         raise ConfigError(f"'tasks' = {config.tasks}: '{costs[0]}' is told of a run, add a task to be run")
     return tasks
+
+
+def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
+    """`settings` that also ask for those costs that `names` or the settings' own bounds are about."""
+    wanted = set(names) | {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric)}
+    wanted |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in wanted else set()
+    added = [name for name in COSTS if name in wanted and name not in settings.tasks]
+    return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
 
 
 def asked_costs(config: EvaluationConfig) -> tuple[str, ...]:
