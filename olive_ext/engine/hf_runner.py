@@ -203,15 +203,16 @@ def load_model(
     what cannot be loaded as a causal language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model = load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where), "is_encoder_decoder", False)
+        model = None if is_encoder_decoder else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     except Exception as error:
         raise ModelError(f"transformers cannot load '{where}' as a causal model: {_first_line(error)}") from error
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here")
+    if model is None:
+        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()

@@ -74,6 +74,15 @@ class HfTrunk:
         stale = self._cache.get_seq_length() - (step.first_cell - FIRST_CELL)
         if stale > 0:
             self._cache.crop(-stale)  # a negative number takes that many away, in every version 5
+        elif stale < 0:
+            self._fill(-stale)
+
+    def _fill(self, num_cells: int) -> None:
+        """Puts anything into cells that were never written: steps are tried, and timed, whatever is resident."""
+        import torch
+
+        ids = torch.zeros((1, num_cells), dtype=torch.long, device=self._model.device)
+        self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
 
     def _mask(self, rows: tuple[Row, ...], first_cell: int) -> torch.Tensor:
         """[1, 1, S, T], added to scores."""

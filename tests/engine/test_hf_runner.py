@@ -112,6 +112,17 @@ def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> Non
     assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
 
 
+def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
+    runner = HfRunner(make("llama"), {})
+    runner.reserve_trunk(100)
+    row = Row(TRUNK, 60, (5, 6, 7), cells_P=np.arange(1, 61, dtype=np.int32))
+    output = runner.run(Step((row,), (HeadRow(0, 2),), ((0, 4),), first_cell=61))
+    assert np.isfinite(output.target_logprobs).all()
+    first = Row(TRUNK, 0, (5, 6, 7), cells_P=np.arange(0, dtype=np.int32))
+    output = runner.run(Step((first,), (HeadRow(0, 2),), ((0, 4),), first_cell=1))
+    assert output.target_logprobs[0] == pytest.approx(naive(make("llama"), [5, 6, 7])[2, 4], abs=1e-5)
+
+
 @pytest.mark.parametrize("family", ["sliding", "mamba"])
 def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
     assert not HfRunner(make(family), {}).has_trunk
@@ -189,6 +200,15 @@ def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> N
         engine.run([Request((1, 2), 1, source=Source(np.array([1])))])
     with pytest.raises(ModelError, match="transformers cannot load"):
         load_model(str(tmp_path), "auto", None)
+
+
+def test_an_encoder_decoder_is_refused_by_name(tmp_path: Any) -> None:
+    import transformers
+
+    config = transformers.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=VOCAB)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is an encoder-decoder, which is not run on transformers here: give an ONNX"):
+        load_model(str(tmp_path), "auto", "cpu")
 
 
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
