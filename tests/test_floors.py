@@ -21,8 +21,8 @@ FLOORS = [
     ["text"],
     ["session"],
     ["backends"],
-    ["run", "check"],
-    ["workflow"],
+    ["run"],
+    ["workflow", "check"],
     ["bench"],
     ["cli"],
 ]

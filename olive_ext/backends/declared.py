@@ -1,8 +1,8 @@
-"""What tasks say about their metrics in their own files, without loading data. Knows no model."""
+"""What tasks say about their metrics: in their files, without loading data, or once they are loaded. Knows no model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.failures import named_failures
-from olive_ext.backends.tasks import Spec, shipped_file, task_folders
+from olive_ext.backends.tasks import LoadedTasks, Spec, shipped_file, task_folders
 
 Declared = dict[str, Collection[str] | None]
+"""Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
 
 
 def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> Declared | None:
@@ -26,7 +27,26 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
         configs = [_config(spec, index) for spec in specs]
         if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):
             return None
-        return {config["task"]: _names(config.get("metric_list")) for config in configs}
+        return {config["task"]: _names(config.get("metric_list"), config.get("filter_list")) for config in configs}
+
+
+def loaded_metrics(loaded: LoadedTasks) -> Declared:
+    """The metrics of loaded tasks, and of the groups that sum any up."""
+    tasks = {name: _with_filters(task.aggregation(), _filters(task)) for name, task in loaded.tasks.items()}
+    groups = {name: _of_group(group) for name, group in loaded.groups.items()}
+    return {**tasks, **{name: metrics for name, metrics in groups.items() if metrics}}
+
+
+def _of_group(group: Any) -> frozenset[str]:
+    """A metric without filters is summed up for all that the tasks have."""
+    of_tasks = {name for task in group.get_all_tasks() for name in _filters(task)}
+    listed = group.aggregate_metric_list or ()
+    return frozenset(name for item in listed for name in _with_filters([item.metric], item.filter_list or of_tasks))
+
+
+def _filters(task: Any) -> list[str]:
+    """A task that is a class of its own says nothing in its configuration."""
+    return _filter_names(getattr(task.config, "filter_list", None))
 
 
 def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -39,8 +59,19 @@ def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
     return load_yaml(path, resolve_func=False) if path is not None and path.is_file() else {}
 
 
-def _names(metric_list: Any) -> frozenset[str] | None:
+def _names(metric_list: Any, filter_list: Any) -> frozenset[str] | None:
     """A metric that is a function has no name of its own here."""
     entries = metric_list if isinstance(metric_list, list) else []
     names = [str(entry.get("metric")) for entry in entries if isinstance(entry, Mapping)]
-    return frozenset(names) if names and not any("." in name for name in names) else None
+    is_known = names and not any("." in name for name in names)
+    return _with_filters(names, _filter_names(filter_list)) if is_known else None
+
+
+def _filter_names(filter_list: Any) -> list[str]:
+    """lm-eval's name for no filter is "none"."""
+    return [str(entry["name"]) for entry in filter_list or ()] or ["none"]
+
+
+def _with_filters(names: Iterable[str], filters: Iterable[str]) -> frozenset[str]:
+    filters = list(filters)
+    return frozenset(full for name in names for full in (name, *(f"{name},{own}" for own in filters)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import lm_eval
 from lm_eval.api.model import LM, CacheHook
-from lm_eval.utils import handle_non_serializable, sanitize_list
+from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.failures import named_failures
 from olive_ext.backends.lightened import lightened
@@ -30,7 +30,8 @@ def run_tasks(
     progress: bool = False,
     log_samples: bool = False,
 ) -> dict[str, Any]:
-    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any, or `log_samples` does.
+    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any, or `log_samples` does, and with
+    `chat_template_sha` where a chat template is applied.
 
     Answers are kept in and taken from the database `<cache_stem>_rank0.db`. Raises `TaskError` for what a task, its
     data or a setting cannot do, `RunError` where the machine fails.
@@ -61,7 +62,16 @@ def run_tasks(
             torch_random_seed=seeds.torch,
             fewshot_random_seed=seeds.fewshot,
         )
+        if settings.apply_chat_template:
+            results["chat_template_sha"] = _template_sha(lm)
     return results
+
+
+def _template_sha(lm: LM) -> str | None:
+    """As lm-eval's command line tells it: SHA-256 of the template that was applied; None where there is none to tell,
+    since a server applies it."""
+    template = lm.chat_template(True)
+    return hash_string(template) if template else None
 
 
 @contextmanager

@@ -67,6 +67,12 @@ class LoadedTasks:
         tasks: Mapping[str, Any] = self._loaded["tasks"]
         return tasks
 
+    @property
+    def groups(self) -> Mapping[str, Any]:
+        """Every group by name, subgroups too."""
+        groups: Mapping[str, Any] = self._loaded.get("groups", {})
+        return groups
+
     def load(self, _: object) -> Mapping[str, Any]:
         """lm-eval's `TaskDict`: tasks, groups and group_map."""
         python, numpy, torch_state = self._states

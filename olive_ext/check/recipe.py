@@ -13,6 +13,8 @@ from olive_ext.check.findings import Findings
 from olive_ext.check.model import check_model
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
+from olive_ext.run.costs import with_costs
+from olive_ext.run.names import refuse_names
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -64,8 +66,11 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
                 section.add(
                     block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}"
                 )
-                findings.problems += _missing_files(block, settings)
+                missing = _missing_files(block, settings)
+                findings.problems += missing
                 valid.append(settings)
+                if not missing:
+                    refuse_names(with_costs(settings), block.where, loads_tasks=True)
     if not any(block.is_ours for block in blocks(recipe)):
         findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
     findings.problems += _undefined_evaluators(recipe)

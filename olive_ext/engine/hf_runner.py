@@ -1,4 +1,4 @@
-"""Runs steps on a Hugging Face model in torch, one sequence at a time. Knows no tokenizer.
+"""Runs steps on a Hugging Face model in torch: one sequence at a time, or branches. Knows no tokenizer.
 
 Axes: S tokens of a row, R head rows, V vocabulary, K sampled rows.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.branch_check import check_branches
+from olive_ext.engine.hf_trunk import HfTrunk, takes_masks
 from olive_ext.engine.plan import common_prefix
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import Source, refuse_source
@@ -31,8 +33,8 @@ class HfRunner:
     """One slot, and transformers' cache of what was fed last.
 
     A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
-    serve (a window, a recurrent state, none at all) the past is fed again. Branches run one after the other in that
-    slot, so that steps of a candidate with a trunk can be followed. Its logits are exposed on the host.
+    serve (a window, a recurrent state, none at all) the past is fed again. Branches run together in a cache of their
+    own, where that is found to be right. Its logits are exposed on the host.
     """
 
     batching = Batching.SINGLE
@@ -55,15 +57,21 @@ class HfRunner:
         self._cache: Any = None
         self._cached: list[int] = []
         self._slot: list[int] = []
-        self._trunk_C = np.empty(0, np.int64)
+        has_trunk = self._is_croppable and self._picks_rows and takes_masks(model)
+        self._trunk = HfTrunk(model, self._new_cache) if has_trunk else None
+        self._trunk_cells = 0
+        if has_trunk and (problem := check_branches(self, model.config.get_text_config(decoder=True).vocab_size)):
+            self._trunk = None
+            self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
+        self._forget()
 
     @property
     def has_trunk(self) -> bool:
-        return self._is_croppable
+        return self._trunk is not None
 
     @property
     def trunk_capacity(self) -> int:
-        return len(self._trunk_C)
+        return self._trunk_cells
 
     @property
     def can_cut(self) -> bool:
@@ -88,29 +96,29 @@ class HfRunner:
         """Nothing: the cache grows as it is fed."""
 
     def reserve_trunk(self, cells: int) -> None:
-        """Of the trunk only the tokens are kept."""
-        if cells > len(self._trunk_C):
-            self._trunk_C = np.zeros(cells, np.int64)
+        """Allocates nothing either."""
+        self._trunk_cells = max(self._trunk_cells, cells)
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
-        import torch
+        try:
+            logits_RV = self._run_rows(step) if step.first_cell is None else self._run_branches(step)
+        except (RuntimeError, MemoryError, IndexError) as error:
+            self._forget()
+            shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
+            raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
+        return self._score(logits_RV, step)
 
-        self._follow_trunk(step)
-        parts = []
-        for number, row in enumerate(step.rows):
-            offsets = [head.offset for head in step.heads if head.row == number]
-            past = self._slot[: row.past] if row.cells_P is None else self._trunk_C[row.cells_P].tolist()
-            try:
-                logits_RV = self._feed(past, row.tokens, offsets)
-            except (RuntimeError, MemoryError, IndexError) as error:
-                self._forget()
-                shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-                raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
-            parts.append(logits_RV[: len(offsets)] if step.heads else logits_RV[:1])
-            if row.cells_P is None:
-                self._slot = [*past, *row.tokens]
-        return self._score(torch.cat(parts), step)
+    def _run_branches(self, step: Step) -> torch.Tensor:
+        assert self._trunk is not None
+        return self._trunk.run(step)
+
+    def _run_rows(self, step: Step) -> torch.Tensor:
+        (row,) = step.rows
+        past = self._slot[: row.past]
+        logits_RV = self._feed(past, row.tokens, [head.offset for head in step.heads])
+        self._slot = [*past, *row.tokens]
+        return logits_RV
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -132,19 +140,13 @@ class HfRunner:
     def _forget(self) -> None:
         self._cache = None
         self._cached = []
+        if self._trunk is not None:
+            self._trunk.forget()
 
     def _new_cache(self) -> Any:
         from transformers import DynamicCache
 
         return DynamicCache(config=self._model.config)
-
-    def _follow_trunk(self, step: Step) -> None:
-        """Notes which tokens the trunk's cells hold."""
-        for move in step.moves:
-            self._trunk_C[move.target : move.target + len(move.source_N)] = self._trunk_C[move.source_N]
-        if step.first_cell is not None:
-            tokens = [token for row in step.rows for token in row.tokens]
-            self._trunk_C[step.first_cell : step.first_cell + len(tokens)] = tokens
 
     def _feed(self, past: Sequence[int], tokens: Sequence[int], offsets: list[int]) -> torch.Tensor:
         """Feeds `tokens` behind `past`; the logits [max(R, 1), V] behind those at `offsets`, in fp32."""
@@ -201,15 +203,16 @@ def load_model(
     what cannot be loaded as a causal language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model = load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where), "is_encoder_decoder", False)
+        model = None if is_encoder_decoder else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     except Exception as error:
         raise ModelError(f"transformers cannot load '{where}' as a causal model: {_first_line(error)}") from error
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here")
+    if model is None:
+        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()

@@ -68,8 +68,9 @@ def _asked(task: str, report: Report) -> Iterator[tuple[str, Any]]:
         yield key, configuration.get(key)
     for key in _TEMPLATE:
         yield key, report.config.get(key) or None
-    if "chat_template_sha" in results:
-        yield "chat template", results["chat_template_sha"]
+    yield "chat_template_args", (report.config.get("model_args") or {}).get("chat_template_args")
+    if results.get("chat_template_sha"):
+        yield "chat_template_sha", results["chat_template_sha"]
     if shots:
         yield "seed of the examples", results.get("config", {}).get("fewshot_seed")
     if configuration.get("output_type") == "loglikelihood_rolling":

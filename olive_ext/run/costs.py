@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
+
+Settings = TypeVar("Settings", bound=EvaluationSettings)
 
 SIZE_ON_DISK = "size_on_disk"
 PEAK_MEMORY = "peak_memory"
@@ -26,6 +28,14 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     return tasks
 
 
+def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
+    """`settings` that also ask for those costs that `names` or the settings' own bounds are about."""
+    wanted = set(names) | {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric)}
+    wanted |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in wanted else set()
+    added = [name for name in COSTS if name in wanted and name not in settings.tasks]
+    return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
+
+
 def asked_costs(config: EvaluationConfig) -> tuple[str, ...]:
     """The costs among `config.tasks`."""
     return tuple(name for name in COSTS if name in config.tasks)
@@ -38,13 +48,20 @@ def cost_metrics(
 
     `size` gives the bytes of the model's files; `peak_memory` is the most that the process took, in bytes. Speed is in
     tokens of the requests, given and generated, and in requests, for each of the `seconds` behind the loading: tokens
-    that requests share and that are computed once count for each of them.
+    that requests share and that are computed once count for each of them. A model that counts nothing has no speed.
     """
     if SIZE_ON_DISK in asked:
         yield Metric(SIZE_ON_DISK, "bytes", "none", float(size()), higher_is_better=False)
     if PEAK_MEMORY in asked:
         yield Metric(PEAK_MEMORY, "bytes", "none", float(peak_memory), higher_is_better=False)
-    if TOKENS_PER_SECOND in asked and seconds > 0:
+    if TOKENS_PER_SECOND in asked and seconds > 0 and counters.get("requests", 0) > 0:
         tokens = counters.get("tokens_naive", 0) + counters.get("tokens_generated", 0)
         yield Metric(TOKENS_PER_SECOND, TOKENS_PER_SECOND, "none", tokens / seconds)
-        yield Metric(REQUESTS_PER_SECOND, REQUESTS_PER_SECOND, "none", counters.get("requests", 0) / seconds)
+        yield Metric(REQUESTS_PER_SECOND, REQUESTS_PER_SECOND, "none", counters["requests"] / seconds)
+
+
+def why_missing(name: str) -> str:
+    """What to tell of a metric, written as recipes write it, that is not among the results: of speed why, else that."""
+    if name.partition("/")[0] in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND):
+        return "was not measured, because the model counts no requests, or answered none of them itself"
+    return "is not among the results"

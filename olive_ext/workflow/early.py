@@ -14,13 +14,10 @@ from typing import Any
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.systems.common import SystemType
 
-from olive_ext.backends.declared import declared_metrics
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
-from olive_ext.report.compared_metrics import NAMES
-from olive_ext.run.costs import COSTS
-from olive_ext.run.gate import check_names, cost_metrics_of
+from olive_ext.run.names import refuse_names
 from olive_ext.workflow.passes import parse
 from olive_ext.workflow.reference import with_reference
 from olive_ext.workflow.results import check_declared, names_declared, with_asked
@@ -67,16 +64,7 @@ def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[
     reference = with_reference(settings).reference
     if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
         raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
-    bounds = [(bound.task, bound.metric) for bound in settings.require]
-    if not bounds and not declared:
-        return
-    asked = with_asked(settings, declared).tasks
-    tasks = declared_metrics([task for task in asked if task not in COSTS], settings.include_path)
-    if tasks is not None:
-        tasks |= cost_metrics_of(asked)
-        compared = NAMES if settings.reference is not None else ()
-        check_names(bounds, tasks, compared, f"{where}.require")
-        check_names(names_declared(declared), tasks, compared, f"{where}.metrics")
+    refuse_names(with_asked(settings, declared), where, names_declared(declared))
 
 
 def _name_reference(evaluator: Any, where: str) -> None:

@@ -6,17 +6,17 @@ Olive knows only its own names of metrics ("accuracy_score", "bytes"); what they
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, EvaluationSettings
+from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
 from olive_ext.report.select import listed, matching
-from olive_ext.run.costs import COSTS, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
 _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
@@ -25,7 +25,6 @@ _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
 _ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
 """The metrics of a comparison that are 1 for a model and itself; the others are 0."""
 
-Settings = TypeVar("Settings", bound=EvaluationSettings)
 _STANDS_FOR = {
     "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
     "f1_score": ("f1", "f1_score"),
@@ -93,10 +92,7 @@ def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
 def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
     """`settings` that also ask for what declared metrics, bounds and `more` need of size, memory and speed."""
     names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
-    names |= {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric) if name}
-    names |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in names else set()
-    added = [name for name in COSTS if name in names | set(more) and name not in settings.tasks]
-    return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
+    return with_costs(settings, names | set(more))
 
 
 def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
@@ -108,7 +104,8 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
-        problem = "stands for several metrics" if candidates else "is not among the results"
+        asked = _MEASURED.get(_text(declared.type), declared.name)
+        problem = "stands for several metrics" if candidates else why_missing(asked)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
             f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'

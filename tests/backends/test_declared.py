@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.backends.declared import declared_metrics
+from olive_ext.backends.declared import declared_metrics, loaded_metrics
+from olive_ext.backends.tasks import load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import write_tasks
 
@@ -21,15 +22,28 @@ def test_metric_lists_are_read_by_name_path_and_inline(folder: str) -> None:
     inline = {"task": "inline", "metric_list": [{"metric": "acc"}]}
     path = f"{folder}/tiny_rolling.yaml"
     assert declared_metrics(["tiny_choice", path, inline], folder) == {
-        "tiny_choice": {"acc", "acc_norm"},
-        "tiny_rolling": {"word_perplexity", "bits_per_byte"},
-        "inline": {"acc"},
+        "tiny_choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
+        "tiny_rolling": {"word_perplexity", "word_perplexity,none", "bits_per_byte", "bits_per_byte,none"},
+        "inline": {"acc", "acc,none"},
     }
+
+
+def test_each_filter_has_the_metric_once(folder: str) -> None:
+    found = declared_metrics(["tiny_generate"], folder)
+    assert found == {"tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"}}
+
+
+def test_loaded_tasks_and_groups_say_the_same_as_their_files(folder: str) -> None:
+    found = loaded_metrics(load_tasks(["tiny_group", "tiny_generate"], folder))
+    leaves = ["tiny_choice", "tiny_rolling", "tiny_generate"]
+    assert {task: found[task] for task in leaves} == declared_metrics(leaves, folder)
+    assert found["tiny_group"] == {"acc", "acc,none"}
+    assert len(found) == 4
 
 
 def test_shipped_task_is_read_without_the_whole_index() -> None:
     begin = time.monotonic()
-    assert declared_metrics(["arc_easy"]) == {"arc_easy": {"acc", "acc_norm"}}
+    assert declared_metrics(["arc_easy"]) == {"arc_easy": {"acc", "acc,none", "acc_norm", "acc_norm,none"}}
     assert time.monotonic() - begin < 10
 
 

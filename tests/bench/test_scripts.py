@@ -17,6 +17,7 @@ from olive_ext.cli.bench import BENCH_OPTIONS
 from olive_ext.cli.options import written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config.bench import BenchConfig
+from tests.exports.quickstart import TASKS, exported, quantized
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
@@ -91,3 +92,35 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert [step["rows_tokens"] for step in profile["generation"]][-1] == [2, 1]
     assert all("GroupQueryAttention" in step["seconds_by_operator"] for step in profile["scoring"])
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import comparison_cost as script
+
+    for name, package in (("fp32", exported()), ("int4", quantized(4, 32))):
+        (tmp_path / name).symlink_to(package)
+    documents = script.paragraphs("quickstart_perplexity", str(TASKS), 4)
+    assert len(documents) == 6
+    assert all(len(text.split()) >= 30 for text in documents)
+    (tmp_path / "documents.json").write_text(json.dumps(documents))
+    names = [*script.PARTS, *script.PARTS, *script.SMALL]
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for name in names:
+        parts[name].append(script.measure(name, tmp_path, tmp_path, 1))
+    summary = script.summarise(parts)
+    for recording in parts["recording"]:
+        assert recording["tokens"] == parts["candidate"][0]["tokens"] < recording["records"]  # with the warm-up's
+        assert recording["cpu_seconds"] > parts["reference"][0]["cpu_seconds"] / 4  # no round takes another's record
+    assert parts["recorded/4"][0]["documents"] == 1
+    assert summary["kl_mean"]["recorded"] == pytest.approx(summary["kl_mean"]["resident"], rel=1e-3)
+    assert summary["kl_mean"]["resident"] > 1e-4
+    assert summary["kl_sampling_error"] == 0  # so small a vocabulary is kept whole
+    first, second = (
+        (parts["recording"][number]["seconds"] + parts["recorded"][number]["seconds"])
+        / (parts["reference"][number]["seconds"] + parts["candidate"][number]["seconds"])
+        for number in range(2)
+    )
+    assert summary["over_both_alone"]["recorded_seconds"] == pytest.approx((first + second) / 2)
+    assert "| resident/4 | 1 |" in script.table(parts, summary)

@@ -72,6 +72,21 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
         (("evaluators", "ours", "type"), "OrtLmEvaluator", "did you mean 'OrtLMEvaluator'?"),
         (("evaluators", "ours", "tasks"), ["no/such.yaml"], "'evaluators.ours.tasks' = 'no/such.yaml': does not exist"),
         (("evaluators", "ours", "user_script"), "no.py", "'evaluators.ours.user_script' = 'no.py': does not exist"),
+        (
+            ("evaluators", "ours", "require"),
+            [{"metric": "kl_mean", "max": 0.02}],
+            "'evaluators.ours.require': no metric 'kl_mean' is measured: it needs 'reference'",
+        ),
+        (
+            ("evaluators", "ours", "require"),
+            [{"metric": "acc_nrm", "min": 0.5}],
+            "'evaluators.ours.require': no metric 'acc_nrm' is measured: did you mean 'acc_norm'?",
+        ),
+        (
+            ("evaluators", "ours", "require"),
+            [{"metric": "acc", "task": "arc_challenge", "min": 0.5}],
+            "'evaluators.ours.require': no task 'arc_challenge' is measured; there are arc_easy",
+        ),
         (("$schema",), "x", "unknown key '$schema': Olive refuses it"),
     ],
 )
@@ -79,6 +94,19 @@ def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, pro
     found = problems(tmp_path, *path, value=value)
     assert len(found) == 1
     assert problem in found[0]
+
+
+def test_bounds_on_what_will_be_measured_are_no_problem(tmp_path: Path) -> None:
+    block = {
+        **RECIPE["evaluators"]["ours"],
+        "reference": "input_model",
+        "require": [
+            {"metric": "kl_mean", "task": "all", "max": 0.02},
+            {"metric": "acc", "filter": "none", "min": 0},
+            {"metric": "size_on_disk", "max": 1e9},
+        ],
+    }
+    assert problems(tmp_path, "evaluators", "ours", value=block) == []
 
 
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.hf_runner import HfRunner, context_length, load_model
+from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.step import TRUNK, HeadRow, Row, Step
 from olive_ext.engine.types import FinishReason, Generation, Request, Source
 from olive_ext.errors import ModelError, OliveExtError, RunError
@@ -92,6 +93,69 @@ def test_shared_prefixes_are_computed_once_where_the_cache_can_be_cut() -> None:
     assert engine.describe()["tokens_replayed"] == 0
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
+    model = make("llama")
+    model.set_attn_implementation(attention)
+    runner = HfRunner(model, {})
+    assert runner.has_trunk
+    engine = Engine(runner, 64, ScoringSteps(runner, 48))
+    asked = requests(40)
+    results = engine.run(asked)
+    for request, result in zip(asked, results, strict=True):
+        logprobs = naive(model, list(request.tokens))
+        first = len(request.tokens) - request.num_targets
+        expected = [logprobs[place - 1, request.tokens[place]] for place in range(first, len(request.tokens))]
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    assert engine.counters.moves > 0
+    assert engine.counters.steps * 4 < len(asked)
+    assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
+
+
+def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
+    runner = HfRunner(make("llama"), {})
+    runner.reserve_trunk(100)
+    row = Row(TRUNK, 60, (5, 6, 7), cells_P=np.arange(1, 61, dtype=np.int32))
+    output = runner.run(Step((row,), (HeadRow(0, 2),), ((0, 4),), first_cell=61))
+    assert np.isfinite(output.target_logprobs).all()
+    first = Row(TRUNK, 0, (5, 6, 7), cells_P=np.arange(0, dtype=np.int32))
+    output = runner.run(Step((first,), (HeadRow(0, 2),), ((0, 4),), first_cell=1))
+    assert output.target_logprobs[0] == pytest.approx(naive(make("llama"), [5, 6, 7])[2, 4], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["sliding", "mamba"])
+def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
+    assert not HfRunner(make(family), {}).has_trunk
+
+
+class Deaf(torch.nn.Module):
+    """A model to which every token of a step sees those before it, whatever the mask says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make("llama")
+        self.config, self.device, self.dtype = self.inner.config, self.inner.device, self.inner.dtype
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool = True,
+        logits_to_keep: Any = 0,
+    ) -> Any:
+        return self.inner(
+            input_ids, past_key_values=past_key_values, use_cache=use_cache, logits_to_keep=logits_to_keep
+        )
+
+
+def test_model_that_scores_branches_wrongly_is_found_by_trying() -> None:
+    runner = HfRunner(Deaf(), {})
+    assert not runner.has_trunk
+    assert "branches score" in runner.describe()["notes"][0]
+
+
 def test_rows_of_logits_are_exposed_and_at_least_one() -> None:
     model = make("llama")
     runner = HfRunner(model, {})
@@ -136,6 +200,15 @@ def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> N
         engine.run([Request((1, 2), 1, source=Source(np.array([1])))])
     with pytest.raises(ModelError, match="transformers cannot load"):
         load_model(str(tmp_path), "auto", None)
+
+
+def test_an_encoder_decoder_is_refused_by_name(tmp_path: Any) -> None:
+    import transformers
+
+    config = transformers.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=VOCAB)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is an encoder-decoder, which is not run on transformers here: give an ONNX"):
+        load_model(str(tmp_path), "auto", "cpu")
 
 
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:

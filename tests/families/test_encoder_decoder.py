@@ -7,11 +7,13 @@ without a past or the branch of a merged one (optimum), or the encoder's states 
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -20,11 +22,14 @@ from lm_eval.models.huggingface import HFLM
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError
+from olive_ext.run import evaluate
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from olive_ext.text.source import Asked
 from tests.agreement.reference import EOS, largest_difference
+from tests.backends.local_tasks import write_tasks
 from tests.exports import VOCAB, hf_model
 from tests.exports.genai import genai_export
 from tests.exports.mobius import mobius_export
@@ -217,6 +222,62 @@ def test_lm_eval_gets_the_answers_that_its_own_backend_gives() -> None:
     for ours, theirs in zip(said, reference.generate_until(texts, disable_tqdm=True), strict=True):
         assert ours
         assert theirs.startswith(ours)  # max_gen_toks counts the source's tokens as well in HFLM
+
+
+def _rounded(source: Path, folder: Path) -> Path:
+    """A copy of a package with the graphs' matrices rounded to 81 values."""
+    shutil.copytree(source, folder)
+    for file in folder.glob("*.onnx"):
+        proto = onnx.load(str(file))
+        for tensor in proto.graph.initializer:
+            values = onnx.numpy_helper.to_array(tensor)
+            if values.dtype == np.float32 and values.ndim == 2:
+                step = np.abs(values).max() / 40
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.round(values / step) * step, tensor.name))
+        onnx.save(proto, str(file))
+    return folder
+
+
+def _all_logprobs(session: Session, source: Asked) -> np.ndarray:
+    """Of every token of the vocabulary as the first of an answer."""
+    asked = [ScoringRequest("", [token], source=source) for token in range(VOCAB)]
+    return np.array([output.logprob for output in session.loglikelihood(asked)])
+
+
+@pytest.mark.exporters
+def test_divergence_from_a_reference_is_that_of_every_token_scored_by_both(tmp_path: Path) -> None:
+    reference, candidate = optimum_export("t5"), _rounded(optimum_export("t5"), tmp_path / "rounded")
+    sources = _sources(False)
+    with olive_ext.open(reference) as one, olive_ext.open(candidate) as other:
+        pairs = [(_all_logprobs(one, source), _all_logprobs(other, source)) for source in sources]
+    expected = [float((np.exp(p) * (p - q)).sum()) for p, q in pairs]
+    with olive_ext.open(candidate, reference=reference) as both:
+        outputs = both.loglikelihood([ScoringRequest("", [5], source=source) for source in sources])
+    found = [float(output.compared.kl[0]) for output in outputs if output.compared is not None]
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert min(expected) > 1e-4
+
+
+@pytest.mark.exporters
+def test_evaluation_beside_a_reference_says_the_same_in_both_modes(tmp_path: Path) -> None:
+    reference, candidate = optimum_export("t5"), _rounded(optimum_export("t5"), tmp_path / "rounded")
+    given = {
+        "include_path": str(write_tasks(tmp_path / "tasks")),
+        "bootstrap_iters": 0,
+        "model": {"path": str(candidate)},
+    }
+
+    def told(mode: str, *tasks: str) -> dict[tuple[str, str, str], float]:
+        against = {"path": str(reference), "mode": mode, "records_dir": str(tmp_path / "records")}
+        report = evaluate(EvaluationConfig.parse({**given, "tasks": list(tasks), "reference": against}))
+        return {(metric.task, metric.metric, metric.filter): metric.value for metric in report.metrics}
+
+    resident, recorded = (told(mode, "tiny_choice", "tiny_generate") for mode in ("resident", "recorded"))
+    assert resident == pytest.approx(recorded, rel=1e-3, abs=1e-6)
+    for task in ("tiny_choice", "tiny_generate", "all"):
+        assert resident[task, "kl_mean", "none"] > 1e-4
+    with pytest.raises(TaskError, match="an encoder-decoder has no likelihood of a text alone"):
+        told("recorded", "tiny_rolling")
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""The quickstart's model against its quantized forms: distances, flips and intervals as plain passes over both give
-them."""
+"""What quantization costs the quickstart's model: distances, flips and intervals as plain passes over both models, and
+runs that know nothing of each other, give them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from olive_ext.config import EvaluationConfig
 from olive_ext.report import Report
+from olive_ext.report.comparison import ALL
+from olive_ext.report.verdict import verdict
+from olive_ext.run import evaluate
+from tests.exports.quickstart import MODEL, TASKS, exported, quantized
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart"
-FLOAT = QUICKSTART / "model"
 TASK = "quickstart_choice"
-NUM_DOCUMENTS = 60
+FIRST = {TASK: "acc", "quickstart_letters": "acc", "quickstart_generate": "exact_match"}
+NUM_DOCUMENTS = 40
 QUANTIZED = {"int8": (8, 32), "int4 of 32": (4, 32), "int4 of 128": (4, 128)}
+NAMES = ["float", *QUANTIZED]
+RESIDENT = "int4 of 128"
+"""Beside the float graph, which is itself beside the Hugging Face model; the others are compared with its record."""
 
 pytestmark = pytest.mark.slow
 
@@ -29,43 +37,49 @@ Logprobs = Callable[[list[int]], np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models() -> dict[str, Path]:
     """The float model as a graph, and that quantized."""
-    from olive.model import HfModelHandler
-    from olive.passes.olive_pass import create_pass_from_dict
-    from olive.passes.onnx.kquant_quantization import OnnxKQuantQuantization
-    from olive.passes.onnx.model_builder import ModelBuilder
-
-    folder = tmp_path_factory.mktemp("quantized")
-    build = create_pass_from_dict(ModelBuilder, {"precision": "fp32"}, disable_search=True)
-    built = build.run(HfModelHandler(str(FLOAT)), str(folder / "float"))
-    paths = {"float": Path(built.model_path).parent}
-    for name, (bits, size) in QUANTIZED.items():
-        config = {"bits": bits, "block_size": size}
-        quantize = create_pass_from_dict(OnnxKQuantQuantization, config, disable_search=True)
-        paths[name] = Path(quantize.run(built, str(folder / name)).model_path).parent
-    return paths
-
-
-def evaluated(model: Path, **reference: Any) -> Report:
-    from olive_ext.config import EvaluationConfig
-    from olive_ext.run import evaluate
-
-    values = {
-        "model": {"path": str(model)},
-        "tasks": [TASK],
-        "include_path": str(QUICKSTART / "tasks"),
-        "limit": NUM_DOCUMENTS,
-        "bootstrap_iters": 0,
-        "reference": {"path": str(FLOAT), "mode": "resident", **reference},
-        "engine": {"num_threads": 1},
-    }
-    return evaluate(EvaluationConfig.parse(values))
+    return {"float": exported(), **{name: quantized(*form) for name, form in QUANTIZED.items()}}
 
 
 @pytest.fixture(scope="module")
-def reports(models: dict[str, Path]) -> dict[str, Report]:
-    return {name: evaluated(path) for name, path in models.items()}
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+def evaluated(model: Path, **settings: Any) -> Report:
+    values = {
+        "model": {"path": str(model)},
+        "tasks": list(FIRST),
+        "include_path": str(TASKS),
+        "limit": NUM_DOCUMENTS,
+        "bootstrap_iters": 0,
+        "engine": {"num_threads": 1},
+    }
+    return evaluate(EvaluationConfig.parse({**values, **settings}))
+
+
+def beside(model: Path, reference: Path, **settings: Any) -> Report:
+    return evaluated(model, reference={"path": str(reference), "mode": "resident"}, **settings)
+
+
+def recorded(model: Path, reference: Path, out: Path, **settings: Any) -> Report:
+    given = {"path": str(reference), "mode": "recorded", "records_dir": str(out / "records")}
+    return evaluated(model, reference=given, **settings)
+
+
+@pytest.fixture(scope="module")
+def reports(models: dict[str, Path], out: Path) -> dict[str, Report]:
+    """With the log of every document beside those of quantized models, and beside one of the float graph alone."""
+    logged = {name: {"sample_log_num": NUM_DOCUMENTS, "output_dir": str(out / name)} for name in [*QUANTIZED, "alone"]}
+    evaluated(models["float"], **logged["alone"])
+    found = {"float": beside(models["float"], MODEL, tasks=[TASK])}
+    for name in QUANTIZED:
+        if name == RESIDENT:
+            found[name] = beside(models[name], models["float"], **logged[name])
+        else:
+            found[name] = recorded(models[name], models["float"], out, **logged[name])
+    return found
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ def of_float() -> Logprobs:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(FLOAT, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
     @torch.no_grad()
     def run(tokens: list[int]) -> np.ndarray:
@@ -117,8 +131,8 @@ def plain(reference: Logprobs, candidate: Logprobs) -> Plain:
     """Every ending behind its story, one pass for each, with nothing shared."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(FLOAT)
-    lines = (QUICKSTART / "tasks" / "choice.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_DOCUMENTS]
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    lines = (TASKS / "choice.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_DOCUMENTS]
     positions, right = [], []
     for document in map(json.loads, lines):
         context = tokenizer.encode(document["context"])
@@ -150,14 +164,18 @@ def metric(report: Report, name: str, task: str = TASK) -> float:
     return value
 
 
-NAMES = ["float", *QUANTIZED]
-
-
-def test_distance_orders_the_models(reports: dict[str, Report]) -> None:
-    distances = [metric(reports[name], "kl_mean", "all") for name in NAMES]
-    assert distances == sorted(distances)
-    assert abs(distances[0]) < 1e-6
-    assert all(later > 1.3 * earlier for earlier, later in pairwise(distances))
+def test_distance_orders_the_models_where_accuracy_cannot(reports: dict[str, Report]) -> None:
+    assert abs(metric(reports["float"], "kl_mean", ALL)) < 1e-6
+    found = []
+    for name in QUANTIZED:
+        comparison = reports[name].comparison
+        assert comparison is not None
+        found.append(next(item.kl for item in comparison.divergences if item.task == ALL))
+    assert found[0].mean * 100 < found[1].mean
+    for first, second in pairwise(found):
+        assert first.stderr is not None
+        assert second.stderr is not None
+        assert second.mean - first.mean > 2 * (first.stderr**2 + second.stderr**2) ** 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,19 +191,26 @@ def test_distance_is_that_of_plain_passes(name: str, reports: dict[str, Report],
 def test_flips_and_p_value_are_those_of_plain_passes(
     name: str, reports: dict[str, Report], brute: dict[str, Plain]
 ) -> None:
-    from scipy.stats import binomtest
-
     report, (before, after) = reports[name], brute[name].right.T
     lost, won = int((before & ~after).sum()), int((~before & after).sum())
     assert metric(report, "flips_right_to_wrong") == lost
     assert metric(report, "flips_wrong_to_right") == won
     assert metric(report, "acc") == after.mean()
     assert metric(report, "accuracy_difference") == pytest.approx(after.mean() - before.mean())
-    expected = binomtest(lost, lost + won).pvalue if lost + won else 1.0
+    expected = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
     assert metric(report, "mcnemar_p") == pytest.approx(expected)
     assert report.comparison is not None
-    flips = [flip for flip in report.comparison.flips if flip.metric == "acc"]
+    flips = [flip for flip in report.comparison.flips if (flip.task, flip.metric) == (TASK, "acc")]
     assert {flip.doc_id for flip in flips} == set(np.flatnonzero(before != after).tolist())
+
+
+def bootstrapped(differences: np.ndarray) -> tuple[float, float]:
+    """scipy's BCa interval of the mean, which knows none of documents that are all alike."""
+    if not differences.any():
+        return 0.0, 0.0
+    random = np.random.default_rng(9)
+    found = stats.bootstrap((differences,), np.mean, n_resamples=10_000, method="BCa", random_state=random)
+    return found.confidence_interval.low, found.confidence_interval.high
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -193,15 +218,12 @@ def test_interval_is_that_of_resampled_documents(
     name: str, reports: dict[str, Report], brute: dict[str, Plain]
 ) -> None:
     """And where no document flipped in a direction, at least that of the exact bounds of both directions' shares."""
-    from scipy.stats import binomtest
-
     before, after = brute[name].right.T
     differences = after.astype(float) - before
-    rng = np.random.default_rng(0)
-    means = differences[rng.integers(0, len(differences), (20_000, len(differences)))].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
+    low, high = bootstrapped(differences)
     shares = [
-        binomtest(int((differences == sign).sum()), NUM_DOCUMENTS).proportion_ci(method="exact") for sign in (-1, 1)
+        stats.binomtest(int((differences == sign).sum()), NUM_DOCUMENTS).proportion_ci(method="exact")
+        for sign in (-1, 1)
     ]
     if not (differences < 0).any():
         low = min(low, shares[1].low - shares[0].high)
@@ -212,12 +234,50 @@ def test_interval_is_that_of_resampled_documents(
     assert metric(reports[name], "accuracy_difference_high") == pytest.approx(high, abs=step)
 
 
-def test_recorded_reference_says_the_same_within_its_own_error(
-    models: dict[str, Path], reports: dict[str, Report], tmp_path: Path
+def values(folder: Path, task: str) -> np.ndarray:
+    """A task's first metric by document, from the log of a run."""
+    lines = (folder / f"samples_{task}.jsonl").read_text().splitlines()
+    by_document = {line["doc_id"]: line[FIRST[task]] for line in map(json.loads, lines)}
+    return np.array([by_document[number] for number in range(NUM_DOCUMENTS)])
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: dict[str, Report], out: Path) -> None:
+    comparison = reports[name].comparison
+    assert comparison is not None
+    pooled = []
+    for task, first in FIRST.items():
+        before, after = values(out / "alone", task), values(out / name, task)
+        found = next(item for item in comparison.outcomes if (item.task, item.metric) == (task, first))
+        lost, won = (set(np.flatnonzero(sign * (after - before) > 0).tolist()) for sign in (-1, 1))
+        assert (found.right_to_wrong, found.wrong_to_right) == (len(lost), len(won))
+        flips = {(flip.doc_id, flip.direction) for flip in comparison.flips if flip.task == task}
+        assert flips == {(item, "right_to_wrong") for item in lost} | {(item, "wrong_to_right") for item in won}
+        assert found.difference == pytest.approx(after.mean() - before.mean())
+        pooled.append(after - before)
+    differences = np.concatenate(pooled)
+    whole = next(item for item in comparison.outcomes if item.task == ALL)
+    down, up = int((differences < 0).sum()), int((differences > 0).sum())
+    assert (whole.num_documents, whole.right_to_wrong, whole.wrong_to_right) == (3 * NUM_DOCUMENTS, down, up)
+    assert whole.mcnemar_p == pytest.approx(stats.binomtest(down, down + up).pvalue if down + up else 1)
+    if down and up:
+        assert (whole.low, whole.high) == pytest.approx(bootstrapped(differences), abs=1.01 / len(differences))
+
+
+def test_verdict_says_loss_only_where_numbers_show_it(
+    models: dict[str, Path], reports: dict[str, Report], out: Path
 ) -> None:
-    report = evaluated(models["int4 of 128"], mode="recorded", records_dir=str(tmp_path))
+    """By accuracy, and by the perplexity of whole texts."""
+    texts = recorded(models["int8"], models["float"], out, tasks=["quickstart_perplexity"])
+    for report in (reports["int8"], texts):
+        assert report.comparison is not None
+        assert verdict(report.comparison).kind == "no_loss_found"
+
+
+def test_both_modes_say_the_same(models: dict[str, Path], reports: dict[str, Report], out: Path) -> None:
+    report = recorded(models[RESIDENT], MODEL, out, tasks=[TASK])
     assert report.comparison is not None
     whole = report.comparison.divergences[0]
-    exact = metric(reports["int4 of 128"], "kl_mean")
+    exact = metric(reports[RESIDENT], "kl_mean")
     assert abs(whole.kl.mean - exact) <= 4 * whole.kl_sampling_error + 1e-6
     assert whole.kl_lower <= exact + 1e-6

@@ -78,4 +78,4 @@ def test_search_picks_the_smallest_model_that_meets_both_goals(tmp_path: Path, m
     smallest = min(meeting, key=lambda name: meeting[name][size])
     assert output.get_best_candidate().model_id == smallest
     assert (tmp_path / "out" / "model.onnx").stat().st_size == meeting[smallest][size]
-    assert meeting[smallest][size] > min(metrics[size] for metrics in found.values())  # the goals cost something
+    assert len(meeting) < len(found)  # the goals cost something

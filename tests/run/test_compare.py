@@ -174,6 +174,10 @@ def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
             "generation_kwargs is not set in 'a' and",
         ),
         (results("config.apply_chat_template", True), "apply_chat_template is not set in 'a' and true in 'b'"),
+        (
+            results("config.model_args", {"chat_template_args": {"enable_thinking": False}}),
+            "chat_template_args is not set in 'a' and {\"enable_thinking\": false} in 'b'",
+        ),
         (results("results.config.fewshot_seed", 7), "seed of the examples is 1234 in 'a' and 7 in 'b'"),
     ],
 )
@@ -184,6 +188,19 @@ def test_what_was_asked_differently_is_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         compare(paths)
     assert str(caught.value).startswith(f"cannot compare task 'colours': {told}")
+
+
+def test_two_templates_under_the_same_setting_are_refused_without_logs(tmp_path: Path) -> None:
+    def templated(sha: str) -> Callable[[dict[str, Any]], Any]:
+        setting = results("config.apply_chat_template", True)
+        return lambda values: (setting(values), results("results.chat_template_sha", sha)(values))
+
+    first, same, other = (
+        str(place(tmp_path, name, [], templated(sha))) for name, sha in (("a", "12"), ("b", "12"), ("c", "34"))
+    )
+    assert len(compare([first, same]).columns) == 2
+    with pytest.raises(ConfigError, match="task 'colours': chat_template_sha is '12' in 'a' and '34' in 'c'"):
+        compare([first, other])
 
 
 def test_longest_context_matters_to_whole_texts_only(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
 from tests.backends.local_tasks import NAMES, write_tasks
-from tests.backends.reference import MAX_LENGTH, ForwardEngine, model, ort_lm
+from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, model, ort_lm
 from tests.text.tiny import TEMPLATE, byte_level
 
 
@@ -46,6 +46,20 @@ def test_speed_counts_what_was_asked() -> None:
         ("tokens_per_second", "tokens_per_second", 500.0, True),
         ("requests_per_second", "requests_per_second", 25.0, True),
     ]
+
+
+@pytest.mark.parametrize("counters", [{}, {"requests": 0, "tokens_naive": 0}])
+def test_model_that_counted_nothing_has_no_speed(counters: dict[str, int]) -> None:
+    asked = ["tokens_per_second", "peak_memory"]
+    found = cost_metrics(asked, size=lambda: 0, peak_memory=7, counters=counters, seconds=2.0)
+    assert [metric.task for metric in found] == ["peak_memory"]
+
+
+def test_speed_of_lm_evals_own_model_is_not_told(folder: Path) -> None:
+    report, found = costs(hflm(), folder)
+    assert "peak_memory" in found
+    assert not {"tokens_per_second", "requests_per_second"} & set(found)
+    assert "tokens_naive" not in report.engine
 
 
 def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
 from olive_ext.report import Metric, Report, from_json
+from olive_ext.report.compare import check_comparable
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
@@ -50,6 +53,7 @@ def test_chat_template_metrics_are_hflms(folder: Path) -> None:
     chat = {"apply_chat_template": True, "system_instruction": "be short", "tasks": ["tiny_choice"]}
     ours = evaluate(config(folder, **chat), lm=ort_lm())
     theirs = evaluate(config(folder, **chat), lm=hflm())
+    assert ours.results["chat_template_sha"] == theirs.results["chat_template_sha"]
     assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-5)
 
 
@@ -59,6 +63,10 @@ def test_chat_template_is_chosen_by_name_and_a_wrong_name_refused(folder: Path) 
     try:
         chosen = evaluate(config(folder, ["tiny_choice"], apply_chat_template="short"), lm=lm)
         plain = evaluate(config(folder, ["tiny_choice"], apply_chat_template=True), lm=lm)
+        shas = [report.results["chat_template_sha"] for report in (chosen, plain)]
+        assert shas == [sha256(template.encode()).hexdigest() for template in ("{{ 'q' }}", TEMPLATE)]
+        with pytest.raises(ConfigError, match=r"chat_template_sha is '.*' in 'plain' and '.*' in 'other'"):
+            check_comparable([("plain", plain), ("other", replace(plain, results=chosen.results))])
         assert chosen.engine["tokens_fed"] < plain.engine["tokens_fed"] - chosen.engine["tokens_fed"]
         with pytest.raises(ConfigError, match=r"'apply_chat_template' = 'long': give one of \['default', 'short'\]"):
             evaluate(config(folder, ["tiny_choice"], apply_chat_template="long"), lm=lm)

@@ -10,7 +10,7 @@ import pytest
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
-from olive_ext.run.gate import broken_bounds, check_names
+from olive_ext.run.gate import broken_bounds
 
 METRICS = [
     Metric("choice", "acc", "none", 0.5),
@@ -71,6 +71,14 @@ def test_value_that_is_no_number_breaks_every_bound() -> None:
         ({"metric": "acc", "max": 1}, "'acc' stands for several metrics: choice/acc, letters/acc"),
         ({"metric": "f2", "task": "choice", "max": 1}, "'f2' of task 'choice' is not among the results: choice/acc"),
         (
+            {"metric": "tokens_per_second", "min": 1},
+            "'tokens_per_second' was not measured, because the model counts no requests, or answered none of them",
+        ),
+        (
+            {"metric": "requests_per_second", "task": "requests_per_second", "min": 1},
+            "'requests_per_second' of task 'requests_per_second' was not measured, because the model counts no",
+        ),
+        (
             {"metric": "exact_match", "max": 1},
             "'exact_match' stands for several metrics: generate/exact_match,strict, ",
         ),
@@ -80,45 +88,3 @@ def test_bound_on_no_metric_or_on_several_is_refused_with_what_there_is(values: 
     with pytest.raises(ConfigError) as raised:
         broken_bounds([bound(**values)], METRICS)
     assert f"'require': {message}" in str(raised.value)
-
-
-TASKS = {"choice": {"acc", "acc_norm"}, "size_on_disk": {"bytes"}}
-COMPARED = ("kl_mean", "accuracy_difference_low")
-
-
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [(None, "acc"), ("choice", "acc_norm"), (None, "choice/acc"), (None, "choice/acc,none"), (None, "size_on_disk")],
-)
-def test_name_that_some_task_declares_passes_before_anything_runs(task: str | None, name: str) -> None:
-    check_names([(task, name)], TASKS, (), "passes.g.require")
-
-
-@pytest.mark.parametrize(("task", "name"), [(None, "kl_mean"), ("all", "kl_mean"), ("choice", "kl_mean")])
-def test_name_of_a_comparison_passes_where_there_is_a_reference(task: str | None, name: str) -> None:
-    check_names([(task, name)], TASKS, COMPARED, "passes.g.require")
-    with pytest.raises(ConfigError):
-        check_names([(task, name)], TASKS, (), "passes.g.require")
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "message"),
-    [
-        (None, "ac", "'w': no metric 'ac' is measured: did you mean 'acc'?"),
-        (
-            "choice",
-            "word_perplexity",
-            "no metric 'word_perplexity' of task 'choice' is measured; there are acc, acc_norm",
-        ),
-        ("choise", "acc", "'w': no task 'choise' is measured: did you mean 'choice'?"),
-        (None, "kl_mean", "no metric 'kl_mean' is measured: it needs 'reference'"),
-    ],
-)
-def test_name_that_no_report_will_have_is_refused_with_the_nearest(task: str | None, name: str, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        check_names([(task, name)], TASKS, (), "w")
-    assert message in str(raised.value)
-
-
-def test_name_may_be_of_a_task_whose_metrics_are_not_known_yet() -> None:
-    check_names([(None, "anything"), ("later", "anything")], {**TASKS, "later": None}, (), "w")

@@ -1,0 +1,42 @@
+"""The quickstart's model as ONNX packages, float and quantized, made once."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.exports.cache import ROOT, once, run_python
+from tests.exports.genai import BUILDER
+
+QUICKSTART = ROOT / "recipes" / "quickstart"
+MODEL, TASKS = QUICKSTART / "model", QUICKSTART / "tasks"
+
+
+def exported() -> Path:
+    """In float32, by onnxruntime-genai's builder."""
+    weights = hashlib.sha256((MODEL / "model.safetensors").read_bytes()).hexdigest()
+
+    def build(folder: Path) -> None:
+        run_python(["-m", BUILDER, "-i", MODEL, "-o", folder, "-p", "fp32", "-e", "cpu", "-c", folder / "cache"])
+
+    return once("quickstart-fp32", [version("onnxruntime-genai"), weights], build)
+
+
+def quantized(bits: int, block_size: int) -> Path:
+    """Round to nearest, symmetric, by ONNX Runtime's own tool."""
+    source = exported()
+
+    def build(folder: Path) -> None:
+        import onnx
+        from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+        config = DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=True, bits=bits)
+        quantizer = MatMulNBitsQuantizer(onnx.load(source / "model.onnx"), algo_config=config)
+        quantizer.process()
+        quantizer.model.save_model_to_file(str(folder / "model.onnx"), True)
+        for file in source.iterdir():
+            if not file.name.startswith(("model.onnx", "cache")):
+                (folder / file.name).write_bytes(file.read_bytes())
+
+    return once(f"quickstart-int{bits}-b{block_size}", [source.name, version("onnxruntime")], build)
