@@ -99,6 +99,9 @@ class Step:
     first_cell: int | None = None
     """Of branches: the cell that the first row's first token goes into; the others follow. None for other steps."""
 
+    follows: bool = False
+    """The rows' tokens are those that the step before found, row by row; what stands in them is a placeholder."""
+
 
 @dataclass(frozen=True)
 class StepOutput:
@@ -130,6 +133,11 @@ class Runner(Protocol):
     def can_split(self) -> bool:
         """Whether an input may be fed in several steps, or go on from what another has computed. Where it may not,
         `batching` is SINGLE."""
+        ...
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it takes steps that follow the one before, whose greedy tokens it keeps."""
         ...
 
     @property
