@@ -1,15 +1,26 @@
-"""The step behind one that has not been read: the same rows, fed with what that one finds. Pure functions."""
+"""The step behind one that has not been read: the same rows, fed with what that one finds. Pure functions, one of which
+says whether there are such steps at all."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
+from olive_ext.config import EngineConfig
 from olive_ext.engine.sequence import Sequence
 from olive_ext.engine.step import HeadRow, IntArray, Row, Step
 
 UNKNOWN_TOKEN = 0
 """Stands in the rows of a step whose tokens are not read yet."""
+
+
+def choose_ahead(config: EngineConfig, device: str) -> tuple[bool, str]:
+    """Whether steps begin ahead on a device (ONNX Runtime's word), and why."""
+    if config.decode_ahead != "auto":
+        return config.decode_ahead, "engine.decode_ahead"
+    if device == "cpu":
+        return False, "auto: the host's work and the steps would share the CPU's cores"
+    return True, f"auto: the {device} device would wait while the host reads and plans"
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,7 @@ def following(planned: Planned, chosen: Container[int], capacity: int) -> Planne
 
 def with_tokens(planned: Planned, tokens_B: IntArray) -> Planned:
     """The same with the tokens that the step before has found, now that these are known."""
-    rows = tuple(
-        replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True)
-    )
+    rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, follows=False))
 
 

@@ -17,6 +17,7 @@ from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Step, StepOutput
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
+TOKENS_OUTPUT = "next_ids"
 ROWS_OUTPUT = "score_logits"
 
 
@@ -25,6 +26,16 @@ class Head(Protocol):
 
     @property
     def host_bytes(self) -> int: ...
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether `next_ids` are kept."""
+        ...
+
+    @property
+    def next_ids(self) -> ort.OrtValue | None:
+        """The greedy tokens of the step read last, one for each head row, as the decoder takes them."""
+        ...
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         """Binds what the decoder session needs for it; `feed` is that session's."""
@@ -36,23 +47,36 @@ class Head(Protocol):
 
 
 class GraphHead:
-    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device."""
+    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device, with `kept`
+    the greedy tokens on that one."""
 
-    def __init__(self, kind: str, reason: str, exposed: Device | None = None) -> None:
+    def __init__(self, kind: str, reason: str, exposed: Device | None = None, kept: Device | None = None) -> None:
         self.host_bytes = 0
+        self.next_ids: ort.OrtValue | None = None
         self._exposed = exposed
+        self._kept = kept
         self._kind = kind
         self._reason = reason
 
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._kept is not None
+
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         bind_indices(binding, feed, step)
+        self.next_ids = None
+        if self._kept is not None:
+            binding.bind_output(TOKENS_OUTPUT, self._kept.kind, self._kept.index)
         if self._exposed is not None:
             binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         arrays = [value.numpy() for value in outputs[: len(OUTPUTS)]]
         self.host_bytes += sum(array.nbytes for array in arrays)
-        return StepOutput(*arrays, *outputs[len(OUTPUTS) :])
+        rest = list(outputs[len(OUTPUTS) :])
+        if self._kept is not None:
+            self.next_ids = rest.pop(0)
+        return StepOutput(*arrays, *rest)
 
     def describe(self) -> Mapping[str, Any]:
         return {"scoring_head": self._kind, "scoring_head_reason": self._reason}
@@ -61,17 +85,27 @@ class GraphHead:
 class SeparateHead:
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
-    def __init__(self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, keeps_tokens: bool
+    ) -> None:
         self._session = session
         self._logits = logits
         self._device = device
         self._feed = Feed(session, device)
         why = "the graph runs as it is; its logits feed a second graph"
-        self._inner = GraphHead("untouched", why, device if exposes_rows else None)
+        self._inner = GraphHead("untouched", why, device if exposes_rows else None, device if keeps_tokens else None)
 
     @property
     def host_bytes(self) -> int:
         return self._inner.host_bytes
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._inner.keeps_tokens
+
+    @property
+    def next_ids(self) -> ort.OrtValue | None:
+        return self._inner.next_ids
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         binding.bind_output(self._logits, self._device.kind, self._device.index)

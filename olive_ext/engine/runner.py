@@ -12,7 +12,7 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head
-from olive_ext.engine.inputs import Layout, compute_inputs
+from olive_ext.engine.inputs import Layout
 from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.kv_trunk import Trunk
 from olive_ext.engine.step import Batching, Step, StepOutput
@@ -74,6 +74,10 @@ class OrtRunner:
     @property
     def can_split(self) -> bool:
         return self._spec.is_splittable
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._head.keeps_tokens
 
     @property
     def num_slots(self) -> int:
@@ -182,12 +186,13 @@ class OrtRunner:
             binding = self._trunk.bind(step)
         else:
             binding = self._kv.bind(step.rows)
-        for name, array in compute_inputs(self._spec.inputs, layout).items():
-            self._feed.bind(binding, name, array)
+        tokens = self._head.next_ids if step.follows else None
+        assert tokens is not None or not step.follows
+        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         if self._trunk is not None:
             self._trunk.bias.bind(binding, self._feed, step)
         if self._embedding is not None:
-            self._embedding.bind(layout, binding)
+            self._embedding.bind(layout, binding, tokens)
         if self._encoder is not None:
             self._encoder.bind(step.rows[0].source, binding)
         if self._adapters is not None:

@@ -106,8 +106,8 @@ class Scheduler:
         return self.present
 
     def schedule_ahead(self) -> Step | None:
-        """The step behind the present one, whose tokens that one finds. None where it must be read first, or where other
-        slots than its own would be computed."""
+        """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
+        other slots would be computed."""
         present = self._present_plan()
         if not self._keeps_tokens or self._ahead is not None or not can_be_followed(present):
             return None

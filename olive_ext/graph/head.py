@@ -23,6 +23,16 @@ _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 _PREFIX = "olive_ext/scoring"
 
+NEXT_IDS = "next_ids"
+
+
+@dataclass(frozen=True)
+class TokenForm:
+    """How a decoder takes token ids: their ONNX element type, and 2 axes [B, S] or 1 [N]."""
+
+    elem_type: int
+    rank: int
+
 
 @dataclass(frozen=True)
 class ScoringGraph:
@@ -30,8 +40,9 @@ class ScoringGraph:
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
     (indices into R), `target_ids`[T]. Outputs: `target_logprobs` float32[T], `greedy_ids` int64[R], `sample_logits`
-    float32[K, V]. R, T and K may be 0. Where asked for, also `score_logits` float32[R, V], for use on the device; where
-    R is 0 it has one row, which means nothing.
+    float32[K, V]. R, T and K may be 0. Where asked for, also `next_ids`, the greedy tokens as the decoder takes one
+    token of each row ([R, 1] or [R]), and `score_logits` float32[R, V], both for use on the device; where R is 0 they
+    have one row, which means nothing.
     """
 
     model: onnx.ModelProto
@@ -45,10 +56,12 @@ class ScoringGraph:
     """None where neither the logits nor the weight state it."""
 
 
-def add_scoring_head(model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False) -> ScoringGraph:
+def add_scoring_head(
+    model: onnx.ModelProto, logits_name: str, *, exposes_rows: bool = False, tokens: TokenForm | None = None
+) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
 
-    With `exposes_rows` it has the output `score_logits`.
+    With `exposes_rows` it has the output `score_logits`, with `tokens` the output `next_ids` in that form.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -69,13 +82,18 @@ def add_scoring_head(model: onnx.ModelProto, logits_name: str, *, exposes_rows: 
         value = _head_of_rows(writer, head)
         kind, reason = "hidden", f"rows are picked before {head.product}, which computes the logits"
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, exposes_rows)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, tokens)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size)  # type: ignore[arg-type]
 
 
 def scoring_graph(
-    elem_type: int, vocab_size: int | None = None, rank: int = 3, *, exposes_rows: bool = False
+    elem_type: int,
+    vocab_size: int | None = None,
+    rank: int = 3,
+    *,
+    exposes_rows: bool = False,
+    tokens: TokenForm | None = None,
 ) -> onnx.ModelProto:
     """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
     `rank` is 2."""
@@ -83,7 +101,7 @@ def scoring_graph(
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
     value = _pick_rows(writer, "logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, exposes_rows)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, tokens)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -103,7 +121,14 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, exposes_rows: bool) -> None:
+def _score(
+    writer: NodeWriter,
+    value: str,
+    elem_type: int,
+    vocab_size: int | None,
+    exposes_rows: bool,
+    tokens: TokenForm | None,
+) -> None:
     """From `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])
@@ -111,7 +136,8 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         value = writer.add("Cast", [value], to=_FLOAT)
     flat = [value, _shape(writer, [-1], value, vocab_size)]
     logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
-    greedy_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1)
+    is_ready = tokens == TokenForm(_INT64, 2)
+    greedy_R1 = writer.add("ArgMax", [logits_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
     normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
     target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
@@ -121,11 +147,22 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
     greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
     writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
+    if tokens is not None:
+        _next_ids(writer, greedy_R1, tokens)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
     if exposes_rows:
         writer.output("score_logits", _FLOAT, ["max(R, 1)", width])
+
+
+def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
+    """The output of that form. Where ArgMax gives it no node is added, since a device may have none for int64."""
+    shape: list[int | str] = ["max(R, 1)", 1]
+    writer.output(NEXT_IDS, tokens.elem_type, shape[: tokens.rank])
+    if greedy_R1 != NEXT_IDS:
+        shaped = writer.add("Reshape", [greedy_R1, writer.integers([-1, 1][: tokens.rank])])
+        writer.add("Cast", [shaped], NEXT_IDS, to=tokens.elem_type)
 
 
 def _column(writer: NodeWriter, value: str) -> str:

@@ -301,7 +301,7 @@ def test_engine_that_only_scores_or_keeps_no_tokens_starts_no_thread() -> None:
 
 
 def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
-    engine, runner = _slow()
+    engine, _ = _slow()
     first = oracle(Request((5, 6), 0, Generation(9))).tokens[3]
     short = Request((5, 6), 0, Generation(9, frozenset({first})))
     results = engine.run_continuous(enumerate([short, *LONG[:2]]))

@@ -17,6 +17,7 @@ from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, requests_of
 
+
 @settings(max_examples=1500, deadline=None)
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
@@ -54,7 +55,9 @@ def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], n
 
 
 @settings(max_examples=300, deadline=None)
-@given(calls=st.lists(requests_of(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40))
+@given(
+    calls=st.lists(requests_of(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40)
+)
 def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     calls: list[list[Request]], num_slots: int, chunk_size: int
 ) -> None:
