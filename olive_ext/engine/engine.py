@@ -9,9 +9,10 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from olive_ext.engine.counters import Counters
 from olive_ext.engine.halving import halve, joined, num_tokens
 from olive_ext.engine.plan import Plan, make_plan
-from olive_ext.engine.scheduler import UNLIMITED, Counters, Scheduler, shape_of
+from olive_ext.engine.scheduler import UNLIMITED, Scheduler, shape_of
 from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.sequence import Answer
 from olive_ext.engine.step import Runner, Step, StepOutput

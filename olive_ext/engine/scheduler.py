@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from olive_ext.engine.ahead import Planned, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.branches import Branches
+from olive_ext.engine.counters import Counters
 from olive_ext.engine.plan import source_key
 from olive_ext.engine.sampling import draw
 from olive_ext.engine.sequence import Answer, Sequence
@@ -22,26 +23,6 @@ from olive_ext.engine.types import FinishReason
 
 IDLE_TOKEN = 0
 UNLIMITED = 2**31
-
-
-@dataclass
-class Counters:
-    """What has been asked, fed and shared since the engine was opened."""
-
-    requests: int = 0
-    tokens_naive: int = 0
-    tokens_distinct: int = 0
-    tokens_generated: int = 0
-    tokens_fed: int = 0
-    steps: int = 0
-    idle_rows: int = 0
-    steps_ahead: int = 0
-    rows_dropped: int = 0
-    prefix_hits: int = 0
-    tokens_reused: int = 0
-    copies: int = 0
-    moves: int = 0
-    steps_halved: int = 0
 
 
 def shape_of(runner: Runner, branch_tokens: int) -> tuple[int, ...]:
@@ -139,11 +120,12 @@ class Scheduler:
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
-        for row, sequence in zip(step.rows, present.sequences, strict=True):
+        read_rows = {head.row for head in step.heads}
+        for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or not sequence.pending:
                 self._pass_over(row, sequence)
-                if self._keeps_tokens:
-                    next(greedy)
+                if place in read_rows:
+                    next(greedy)  # nobody wants it
                 continue
             self._counters.tokens_fed += len(row.tokens)
             for position in _wanted(sequence, row):
@@ -219,9 +201,10 @@ class Scheduler:
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
+        reads_idle = self._keeps_tokens and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
-                if self._keeps_tokens:
+                if reads_idle:
                     heads.append(HeadRow(place, 0))  # a step that follows needs a token for it
                 continue
             for position in _wanted(sequence, row):

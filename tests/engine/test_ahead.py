@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -313,3 +317,43 @@ def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
     for number, request in enumerate(LONG[:2], start=1):
         assert_equal(rest[number], oracle(request))
     engine.close()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import signal, threading, time
+from tests.engine.test_ahead import LONG, _assert_usable, _slow
+from olive_ext.engine.types import Generation, Request
+engine, runner = _slow()
+"""
+
+
+def _run_program(lines: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM + lines]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
+def test_ctrl_c_between_any_two_steps_leaves_the_engine_usable() -> None:
+    done = _run_program("""
+for delay in range(10, 110, 7):
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, delay / 1000)
+    try:
+        engine.run(LONG)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+_assert_usable(engine)
+print("usable")
+""")
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["usable"], "", 0)
+
+
+def test_program_that_ends_in_the_middle_of_an_iterator_ends_in_silence() -> None:
+    done = _run_program("""
+results = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
+next(results)
+print("given up")
+""")
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["given", "up"], "", 0)
