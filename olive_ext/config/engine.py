@@ -49,6 +49,11 @@ class EngineConfig(Strict):
     a graph that was exported for it). Such steps then have few shapes, and a replay is compared with a plain step when
     the model is opened. Not yet run on CUDA."""
 
+    decode_ahead: bool | Auto = "auto"
+    """Whether the next step of a greedy generation begins before this one has been read: its tokens stay on the device,
+    and stops are looked for meanwhile. A sequence that has ended costs one row more then. "auto" does so elsewhere than
+    on the CPU, whose cores have enough to do; the execution's `decode_ahead` says what was chosen."""
+
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
     head, and the log-probabilities computed on the device. "untouched" opens the file as it is and computes them in a

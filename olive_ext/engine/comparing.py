@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from olive_ext.engine.counters import Counters
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.plan import source_key
-from olive_ext.engine.scheduler import Counters
 from olive_ext.engine.types import Request, Result
 from olive_ext.errors import RecordsError
 from olive_ext.model.types import SourceKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnxruntime as ort
 
 from olive_ext.engine.feed import Feed
-from olive_ext.engine.inputs import Layout, compute_inputs
+from olive_ext.engine.inputs import Layout
 from olive_ext.engine.kv import Device, zeros
 from olive_ext.model.types import EmbeddingSpec
 
@@ -19,11 +19,11 @@ class Embedding:
         self._device = device
         self._feed = Feed(session, device)
 
-    def bind(self, layout: Layout, decoder: ort.IOBinding) -> None:
-        """Computes the embeddings of the step's tokens and binds them as inputs of the decoder."""
+    def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
+        """Computes the embeddings of the step's tokens, or of `tokens` where given, and binds them as inputs of the
+        decoder."""
         binding = self._session.io_binding()
-        for name, array in compute_inputs(self._spec.inputs, layout).items():
-            self._feed.bind(binding, name, array)
+        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         for tensor in self._spec.features:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from olive_ext.engine.counters import Counters
 from olive_ext.engine.halving import halve, joined, num_tokens
 from olive_ext.engine.plan import Plan, make_plan
-from olive_ext.engine.scheduler import UNLIMITED, Counters, Scheduler, shape_of
+from olive_ext.engine.scheduler import UNLIMITED, Scheduler, shape_of
 from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.sequence import Answer
 from olive_ext.engine.step import Runner, Step, StepOutput
+from olive_ext.engine.step_thread import StepThread
 from olive_ext.engine.trunk import CELLS_PER_POSITION, FIRST_CELL
 from olive_ext.engine.types import Request, Result
 from olive_ext.errors import MemoryShortageError, OliveExtError, RunError
@@ -41,6 +44,8 @@ class Engine:
         self._steps = steps or ScoringSteps(runner, chunk_size, "engine.chunk_size")
         self._limit = UNLIMITED
         self._scheduler = self._new_scheduler()
+        self._thread = StepThread(runner.run)
+        self._begun: Future[StepOutput] | None = None
         self._is_closed = False
 
     @property
@@ -96,12 +101,15 @@ class Engine:
                     yield answer.key, answer.result()
 
     def reset(self) -> None:
-        """Forgets what is resident; the model stays open."""
+        """Forgets what is resident and what is in flight; the model stays open."""
+        self._begun = None
         self._scheduler = self._new_scheduler()
+        self._thread.settle()
 
     def close(self) -> None:
         """Releases the model. Calling it again does nothing."""
         if not self._is_closed:
+            self._thread.close()  # nothing may run on what is released
             self._is_closed = True
             self._runner.close()
 
@@ -151,23 +159,44 @@ class Engine:
         return _positions(request for request in requests if request.generation is not None), cells
 
     def _step(self) -> list[Answer]:
-        step = self._scheduler.schedule()
-        return self._scheduler.update(step, self._run(step))
+        """Takes in one step. The one behind it begins before this one is read, where the scheduler knows it."""
+        scheduler = self._scheduler
+        present, self._begun = self._begun, None
+        if present is None:
+            scheduler.schedule()
+        if (ahead := scheduler.schedule_ahead()) is not None:
+            present = present or self._thread.begin(scheduler.present)
+            self._begun = self._thread.begin(ahead)
+        try:
+            output = self._runner.run(scheduler.present) if present is None else present.result()
+        except MemoryShortageError as error:
+            self._drop_ahead()
+            output = self._in_halves(scheduler.present, error)
+        return scheduler.update(output)
+
+    def _drop_ahead(self) -> None:
+        """Behind a step that failed none has run."""
+        self._begun = None
+        self._scheduler.drop_ahead()
+        self._thread.settle()
 
     def _run(self, step: Step) -> StepOutput:
-        """Where there is no memory for a step its halves are run, and later ones are no longer than these."""
         try:
             return self._runner.run(step)
         except MemoryShortageError as error:
-            halves = halve(step, self._runner.batching)
-            if halves is None:
-                raise
-            first, second = halves
-            self.counters.steps_halved += 1
-            self._limit = min(self._limit, max(num_tokens(first), num_tokens(second)))
-            self._scheduler.limit = self._limit
-            logger.warning("%s; steps are cut to %d tokens", error, self._limit)
-            return joined(self._run(first), self._run(second))
+            return self._in_halves(step, error)
+
+    def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
+        """What a step finds that there is no memory for; later ones are no longer than its halves."""
+        halves = halve(step, self._runner.batching)
+        if halves is None:
+            raise error
+        first, second = halves
+        self.counters.steps_halved += 1
+        self._limit = min(self._limit, max(num_tokens(first), num_tokens(second)))
+        self._scheduler.limit = self._limit
+        logger.warning("%s; steps are cut to %d tokens", error, self._limit)
+        return joined(self._run(first), self._run(second))
 
     def _new_scheduler(self) -> Scheduler:
         scheduler = Scheduler(self._runner, self._chunk_size, self.counters, self._steps.size)
@@ -184,6 +213,7 @@ class _Guard:
     def __enter__(self) -> None:
         if self._engine._is_closed:
             raise RunError("this model is closed; open it again")
+        self._engine._thread.settle()  # where an interruption was itself interrupted
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
 import onnxruntime as ort
 
+from olive_ext.engine.inputs import Layout, compute_inputs
 from olive_ext.engine.kv import Device
+from olive_ext.model.types import InputSpec, Role
 
 KEPT_VALUES = 64
 """Device values that are kept for updating; the longest unused goes first."""
@@ -40,3 +43,14 @@ class Feed:
             if self._kept is not None and len(self._values) > self._kept:
                 self._values.popitem(last=False)
         binding.bind_ortvalue_input(name, self._values[key])
+
+    def bind_inputs(
+        self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
+    ) -> None:
+        """Binds what `specs` ask of a step's rows; `tokens`, where given, in place of the rows' token ids."""
+        computed = [spec for spec in specs if tokens is None or spec.role is not Role.INPUT_IDS]
+        for spec in specs:
+            if spec not in computed:
+                binding.bind_ortvalue_input(spec.tensor.name, tokens)
+        for name, array in compute_inputs(computed, layout).items():
+            self.bind(binding, name, array)

@@ -48,6 +48,7 @@ class GenaiRunner:
 
     batching = Batching.SINGLE
     num_slots = 1
+    keeps_tokens = False
     source_kind = None
     has_trunk = False
     trunk_capacity = 0

@@ -15,11 +15,12 @@ import onnxruntime as ort
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.kv import Device
 from olive_ext.engine.step import Step, StepOutput
-from olive_ext.graph.head import ScoringGraph, add_scoring_head
+from olive_ext.graph.head import ScoringGraph, TokenForm, add_scoring_head
 from olive_ext.graph.load import ModelProto
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
+TOKENS_OUTPUT = "next_ids"
 ROWS_OUTPUT = "score_logits"
 
 
@@ -28,6 +29,16 @@ class Head(Protocol):
 
     @property
     def host_bytes(self) -> int: ...
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether `next_ids` are kept."""
+        ...
+
+    @property
+    def next_ids(self) -> ort.OrtValue | None:
+        """The greedy tokens of the step read last, one for each head row, as the decoder takes them."""
+        ...
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         """Binds what the decoder session needs for it; `feed` is that session's."""
@@ -39,30 +50,51 @@ class Head(Protocol):
 
 
 def with_head(
-    proto: ModelProto, spec: DecoderSpec, *, exposes_rows: bool = False, has_rows: bool = False
+    proto: ModelProto,
+    spec: DecoderSpec,
+    *,
+    exposes_rows: bool = False,
+    has_rows: bool = False,
+    tokens: TokenForm | None = None,
 ) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
-    reason = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    return add_scoring_head(proto, spec.logits.name, exposes_rows=exposes_rows, has_rows=has_rows, keeps_layers=reason)
+    keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
+    asked = {"exposes_rows": exposes_rows, "has_rows": has_rows}
+    return add_scoring_head(proto, spec.logits.name, **asked, tokens=tokens, keeps_layers=keeps)
 
 
 class GraphHead:
-    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device.
+    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device, with `kept`
+    the greedy tokens on that one.
 
     `products`: (inner size, columns) of those besides the head's that run on scored rows only.
     """
 
     def __init__(
-        self, kind: str, reason: str, exposed: Device | None = None, products: Sequence[tuple[int, int]] = ()
+        self,
+        kind: str,
+        reason: str,
+        exposed: Device | None = None,
+        kept: Device | None = None,
+        products: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.host_bytes = 0
+        self.next_ids: ort.OrtValue | None = None
         self._products = products
         self._exposed = exposed
+        self._kept = kept
         self._kind = kind
         self._reason = reason
 
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._kept is not None
+
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         bind_indices(binding, feed, step)
+        self.next_ids = None
+        if self._kept is not None:
+            binding.bind_output(TOKENS_OUTPUT, self._kept.kind, self._kept.index)
         if self._exposed is not None:
             binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
@@ -71,7 +103,10 @@ class GraphHead:
         sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
         arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
         self.host_bytes += sum(array.nbytes for array in arrays)
-        return StepOutput(*arrays, *outputs[len(OUTPUTS) :])
+        rest = list(outputs[len(OUTPUTS) :])
+        if self._kept is not None:
+            self.next_ids = rest.pop(0)
+        return StepOutput(*arrays, *rest)
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -84,17 +119,27 @@ class GraphHead:
 class SeparateHead:
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
-    def __init__(self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, keeps_tokens: bool
+    ) -> None:
         self._session = session
         self._logits = logits
         self._device = device
         self._feed = Feed(session, device)
         why = "the graph runs as it is; its logits feed a second graph"
-        self._inner = GraphHead("untouched", why, device if exposes_rows else None)
+        self._inner = GraphHead("untouched", why, device if exposes_rows else None, device if keeps_tokens else None)
 
     @property
     def host_bytes(self) -> int:
         return self._inner.host_bytes
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._inner.keeps_tokens
+
+    @property
+    def next_ids(self) -> ort.OrtValue | None:
+        return self._inner.next_ids
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         binding.bind_output(self._logits, self._device.kind, self._device.index)

@@ -39,6 +39,7 @@ class HfRunner:
 
     batching = Batching.SINGLE
     num_slots = 1
+    keeps_tokens = False
     source_kind = None
 
     def __init__(self, model: Any, facts: Mapping[str, Any], max_length: int | None = None) -> None:

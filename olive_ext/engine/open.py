@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.adapters import Adapters
+from olive_ext.engine.ahead import choose_ahead
 from olive_ext.engine.branch_check import check_branches
 from olive_ext.engine.capture import Capture
 from olive_ext.engine.device_check import choose_chunk_size
@@ -36,12 +37,12 @@ from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
 from olive_ext.graph.cross import cross_graph
 from olive_ext.graph.edit import drop_shape_hints
 from olive_ext.graph.full_length import with_full_length_kv
-from olive_ext.graph.head import check_scoring, scoring_graph
+from olive_ext.graph.head import TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
 from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.encoder import read_encoder
 from olive_ext.model.spec import read_embedding, read_spec
-from olive_ext.model.types import DecoderSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
 
 
 def open_engine(
@@ -104,7 +105,9 @@ def _engine(
     if notes and spec.cross:
         raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
-    facts = {"model": str(opener.files.decoder), **chosen, **slots, "notes": notes, **adapters.describe()}
+    is_ahead, why = opener.ahead
+    ahead = {"decode_ahead": is_ahead, "decode_ahead_reason": why}
+    facts = {"model": str(opener.files.decoder), **chosen, **slots, **ahead, "notes": notes, **adapters.describe()}
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
     trunk = Trunk(ViewKv(KvPlace(session, spec, 1, device, opener.helper)), Bias(branches.biases)) if branches else None
@@ -192,23 +195,40 @@ class _Opener:
     def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
+        exposes_rows, (keeps_tokens, _) = self.exposes_rows, self.ahead
+        tokens = self._token_form(spec) if keeps_tokens else None
+        logits = spec.logits
         if self.config.graph == "untouched":
             session = self._from_memory(proto, self.files.decoder)
-            head = self.helper(
-                scoring_graph(
-                    spec.logits.elem_type, spec.vocab_size, len(spec.logits.shape), exposes_rows=self.exposes_rows
-                ).SerializeToString()
-            )
-            place = self.device(session)
-            return session, SeparateHead(head, spec.logits.name, place, exposes_rows=self.exposes_rows)
+            place, rank = self.device(session), len(logits.shape)
+            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, exposes_rows=exposes_rows, tokens=tokens)
+            head = self.helper(graph.SerializeToString())
+            asked = {"exposes_rows": exposes_rows, "keeps_tokens": keeps_tokens}
+            return session, SeparateHead(head, logits.name, place, **asked)
         is_recorded = self.shapes.is_recorded
-        scoring = with_head(proto, spec, exposes_rows=self.exposes_rows, has_rows=is_recorded)
+        scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_recorded, tokens=tokens)
         providers = _recording(self.providers) if is_recorded else self.providers
         session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder)
-        exposed = self.device(session) if self.exposes_rows else None
-        return session, GraphHead(scoring.kind, scoring.reason, exposed, scoring.late_products)
+        place = self.device(session)
+        exposed, kept = (place if exposes_rows else None), (place if keeps_tokens else None)
+        return session, GraphHead(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
+
+    @property
+    def ahead(self) -> tuple[bool, str]:
+        """Whether steps begin ahead, and why."""
+        return choose_ahead(self.config, self.providers[0].device, has_any_shape=self.shapes.steps == "none")
+
+    def _token_form(self, spec: DecoderSpec) -> TokenForm:
+        """How token ids are taken, by the decoder or by the graph that embeds them."""
+        inputs = self._embedding_graph(spec)[2].inputs if spec.embeddings else spec.inputs
+        tensor = next(found.tensor for found in inputs if found.role is Role.INPUT_IDS)
+        return TokenForm(tensor.elem_type, len(tensor.shape))
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
+        proto, file, read = self._embedding_graph(spec)
+        return Embedding(self._from_memory(proto, file), read, device)
+
+    def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
         companion = self.files.companions.get("embedding")
         if companion is None:
             raise ModelError(
@@ -216,7 +236,7 @@ class _Opener:
                 "names the graph that computes it (model.embedding.filename)"
             )
         proto = load_graph(companion.graph)
-        return Embedding(self._from_memory(proto, companion.graph), read_embedding(proto, spec.embeddings), device)
+        return proto, companion.graph, read_embedding(proto, spec.embeddings)
 
     def encoder(self, spec: DecoderSpec, device: Device, num_kept: int) -> Encoder:
         companion = self.files.companions.get("encoder")

@@ -15,7 +15,7 @@ from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
 from olive_ext.engine.head import Head, output_rows
-from olive_ext.engine.inputs import Layout, compute_inputs
+from olive_ext.engine.inputs import Layout
 from olive_ext.engine.kv import Device, KvStore
 from olive_ext.engine.kv_trunk import Trunk
 from olive_ext.engine.step import Batching, Step, StepOutput
@@ -90,6 +90,10 @@ class OrtRunner:
     @property
     def can_split(self) -> bool:
         return self._spec.is_splittable
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return self._head.keeps_tokens
 
     @property
     def num_slots(self) -> int:
@@ -217,12 +221,13 @@ class OrtRunner:
 
     def _bind(self, binding: ort.IOBinding | Recording, feed: Feed, layout: Layout, step: Step) -> None:
         """All but the caches."""
-        for name, array in compute_inputs(self._spec.inputs, layout).items():
-            feed.bind(binding, name, array)
+        tokens = self._head.next_ids if step.follows else None
+        assert tokens is not None or not step.follows
+        feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         if self._trunk is not None:
             self._trunk.bias.bind(binding, feed, step)
         if self._embedding is not None:
-            self._embedding.bind(layout, binding)
+            self._embedding.bind(layout, binding, tokens)
         if self._encoder is not None:
             self._encoder.bind(step.rows[0].source, binding)
         if self._adapters is not None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from olive_ext.engine.ahead import Planned, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.branches import Branches
+from olive_ext.engine.counters import Counters
 from olive_ext.engine.plan import source_key
 from olive_ext.engine.sampling import draw
 from olive_ext.engine.sequence import Answer, Sequence
@@ -21,24 +23,6 @@ from olive_ext.engine.types import FinishReason
 
 IDLE_TOKEN = 0
 UNLIMITED = 2**31
-
-
-@dataclass
-class Counters:
-    """What has been asked, fed and shared since the engine was opened."""
-
-    requests: int = 0
-    tokens_naive: int = 0
-    tokens_distinct: int = 0
-    tokens_generated: int = 0
-    tokens_fed: int = 0
-    steps: int = 0
-    idle_rows: int = 0
-    prefix_hits: int = 0
-    tokens_reused: int = 0
-    copies: int = 0
-    moves: int = 0
-    steps_halved: int = 0
 
 
 def shape_of(runner: Runner, branch_tokens: int) -> tuple[int, ...]:
@@ -64,7 +48,9 @@ class Scheduler:
         self._branches = Branches(runner.trunk_capacity) if branch_tokens else None
         self.shape = shape_of(runner, branch_tokens)
         self.limit = UNLIMITED
-        self._stepping: tuple[Sequence | None, ...] = ()
+        self._keeps_tokens = runner.keeps_tokens
+        self._present: Planned | None = None
+        self._ahead: Planned | None = None
 
     @property
     def has_work(self) -> bool:
@@ -73,6 +59,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + (self._branches.num_waiting if self._branches else 0)
+
+    @property
+    def present(self) -> Step:
+        """The step whose output `update` takes next."""
+        return self._present_plan().step
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences in sorted order."""
@@ -85,24 +76,56 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step; there is work left."""
         if self._branches is not None and self._branches.num_waiting:
-            return self._schedule_branches(self._branches)
+            self._present = self._branches_plan(self._branches)
+            return self.present
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if self._batching is not Batching.PACKED and (prefill or self._batching is Batching.SINGLE):
-            return self._slots_step([prefill or ready[0]], copies)
-        return self._slots_step(ready[: self.limit], copies)
+        if self._batching is not Batching.PACKED and prefill:
+            ready = [prefill]
+        self._present = self._slots_plan(self._together(ready), copies)
+        return self.present
 
-    def update(self, step: Step, output: StepOutput) -> list[Answer]:
-        """Takes in what `step` found; returns the answers that are now complete."""
+    def schedule_ahead(self) -> Step | None:
+        """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
+        other slots would be computed."""
+        present = self._present_plan()
+        if not self._keeps_tokens or self._ahead is not None or not can_be_followed(present):
+            return None
+        running = self._running.values()
+        ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
+        is_prompt_due = any(s.pending > 1 for s in ready if not present.has(s))
+        has_room = self.slots.has_free or len(ready) < len(running)
+        is_scoring_due = self._branches is not None and self._branches.num_waiting
+        if not ready or is_prompt_due or is_scoring_due or (self._waiting and has_room):
+            return None
+        chosen = self._together(ready)
+        slots = sorted(sequence.slot for sequence in chosen)
+        is_same = self._span(slots) == [row.slot for row in present.step.rows]
+        if not is_same or not all(present.has(sequence) for sequence in chosen):
+            return None
+        self._ahead = following(present, slots, self.slots.capacity)
+        return self._ahead.step
+
+    def drop_ahead(self) -> None:
+        """Forgets the step ahead, which has not been run."""
+        self._ahead = None
+
+    def update(self, output: StepOutput) -> list[Answer]:
+        """Takes in what the present step found; returns the answers that are now complete."""
+        present = self._present_plan()
+        step = present.step
         self._counters.steps += 1
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
-        for row, sequence in zip(step.rows, self._stepping, strict=True):
-            if sequence is None:
-                self._counters.idle_rows += 1
+        read_rows = {head.row for head in step.heads}
+        for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
+            if sequence is None or not sequence.pending:
+                self._pass_over(row, sequence)
+                if place in read_rows:
+                    next(greedy)  # nobody wants it
                 continue
             self._counters.tokens_fed += len(row.tokens)
             for position in _wanted(sequence, row):
@@ -119,15 +142,35 @@ class Scheduler:
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_fork)
                 self._retire(sequence, completed)
+        self._counters.steps_ahead += self._ahead is not None
+        self._present = None if self._ahead is None else with_tokens(self._ahead, output.greedy_ids)
+        self._ahead = None
         return completed
 
-    def _schedule_branches(self, branches: Branches) -> Step:
+    def _present_plan(self) -> Planned:
+        assert self._present is not None
+        return self._present
+
+    def _together(self, ready: list[Sequence]) -> list[Sequence]:
+        """Those of `ready` that share the next step."""
+        return ready[: 1 if self._batching is Batching.SINGLE else self.limit]
+
+    def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
+        """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
+        if sequence is None:
+            self._counters.idle_rows += 1
+            return
+        self._counters.rows_dropped += 1
+        self.slots.extend(row.slot, row.tokens)
+        self._release(sequence)
+
+    def _branches_plan(self, branches: Branches) -> Planned:
         planned = branches.plan(min(self.limit, self._branch_tokens))
         self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
         self._counters.tokens_reused += sum(planned.shared)
         self._counters.moves += len(planned.moves)
-        step = self._step(planned.rows)
-        return replace(step, moves=planned.moves, first_cell=planned.first_cell)
+        plan = self._plan(planned.rows)
+        return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
         if not self._waiting or not self.slots.has_free:
@@ -145,20 +188,24 @@ class Scheduler:
         self._counters.copies += taken.copy is not None
         return (taken.copy,) if taken.copy else ()
 
-    def _slots_step(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> Step:
+    def _slots_plan(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> Planned:
         """One row for each of `sequences`, and idle ones where the runner needs them."""
         rows = {sequence.slot: (sequence, self._row(sequence)) for sequence in sequences}
         filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in self._span(sorted(rows))]
-        return replace(self._step(filled), copies=copies)
+        plan = self._plan(filled)
+        return replace(plan, step=replace(plan.step, copies=copies))
 
-    def _step(self, rows: Iterable[tuple[Sequence | None, Row]]) -> Step:
+    def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> Planned:
         """The step of these rows, with all that is wanted of them."""
         heads: list[HeadRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
+        reads_idle = self._keeps_tokens and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
+                if reads_idle:
+                    heads.append(HeadRow(place, 0))  # a step that follows needs a token for it
                 continue
             for position in _wanted(sequence, row):
                 reads = sequence.reads.get(position, ())
@@ -166,8 +213,8 @@ class Scheduler:
                 if sequence.rng is not None and sequence.wants_next(position):
                     samples.append(len(heads))
                 heads.append(HeadRow(place, position - row.past, max((read.record for read in reads), default=-1)))
-        self._stepping = tuple(sequence for sequence, _ in rows)
-        return Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
+        step = Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
+        return Planned(step, tuple(sequence for sequence, _ in rows))
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
@@ -208,10 +255,14 @@ class Scheduler:
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         if sequence.pending:
             return
-        del self._running[sequence.slot]
-        self.slots.release(sequence.slot)
+        if self._ahead is None or not self._ahead.has(sequence):
+            self._release(sequence)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)
+
+    def _release(self, sequence: Sequence) -> None:
+        del self._running[sequence.slot]
+        self.slots.release(sequence.slot)
 
 
 def _wanted(sequence: Sequence, row: Row) -> list[int]:

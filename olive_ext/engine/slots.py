@@ -49,6 +49,11 @@ class Slots:
     def has_free(self) -> bool:
         return len(self._busy) < self.num_slots
 
+    @property
+    def capacity(self) -> int:
+        """Positions of a slot."""
+        return int(self._tokens_SP.shape[1])
+
     def length(self, slot: int) -> int:
         return self._lengths[slot]
 
@@ -89,7 +94,7 @@ class Slots:
         self._clock += 1
         self._released[slot] = self._clock
         if self._can_cut:
-            self._lengths[slot] = min(self._lengths[slot], self._tokens_SP.shape[1] - 1)
+            self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
 
     def _reusable(self, slot: int, tokens: TokenArray) -> int:
         """How many of `tokens` the slot can go on from."""

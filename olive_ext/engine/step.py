@@ -101,6 +101,8 @@ class Step:
 
     width: int | None = None
     """Positions that the inputs speak of where that is more than the rows have: those behind them are masked."""
+    follows: bool = False
+    """The rows' tokens are those that the step before found, row by row; what stands in them is a placeholder."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Runner(Protocol):
     def can_split(self) -> bool:
         """Whether an input may be fed in several steps, or go on from what another has computed. Where it may not,
         `batching` is SINGLE."""
+        ...
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it takes steps that follow the one before, whose greedy tokens it keeps."""
         ...
 
     @property

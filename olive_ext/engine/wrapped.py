@@ -11,7 +11,9 @@ from olive_ext.model.types import SourceKind
 
 
 class WrappedRunner:
-    """Does what `inner` does."""
+    """Does what `inner` does, but takes tokens from the host: two runners under one step have not one next token."""
+
+    keeps_tokens = False
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner

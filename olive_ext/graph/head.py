@@ -24,6 +24,16 @@ _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 _PREFIX = "olive_ext/scoring"
 
+NEXT_IDS = "next_ids"
+
+
+@dataclass(frozen=True)
+class TokenForm:
+    """How a decoder takes token ids: their ONNX element type, and 2 axes [B, S] or 1 [N]."""
+
+    elem_type: int
+    rank: int
+
 
 @dataclass(frozen=True)
 class ScoringGraph:
@@ -31,8 +41,9 @@ class ScoringGraph:
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
     (indices into R), `target_ids`[T]. Outputs: `target_logprobs` float32[T], `greedy_ids` int64[R], `sample_logits`
-    float32[K, V]. R, T and K may be 0. Where asked for, also `score_logits` float32[R, V], for use on the device; where
-    R is 0 it has one row, which means nothing.
+    float32[K, V]. R, T and K may be 0. Where asked for, also `next_ids`, the greedy tokens as the decoder takes one
+    token of each row ([R, 1] or [R]), and `score_logits` float32[R, V], both for use on the device; where R is 0 they
+    have one row, which means nothing.
     """
 
     model: onnx.ModelProto
@@ -55,6 +66,7 @@ def add_scoring_head(
     *,
     exposes_rows: bool = False,
     has_rows: bool = False,
+    tokens: TokenForm | None = None,
     keeps_layers: str = "",
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
@@ -62,6 +74,7 @@ def add_scoring_head(
     Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
     With `exposes_rows` it has the output `score_logits`. With `has_rows` R is never 0, and no node has to look at it.
+    With `tokens` it has the output `next_ids` in that form.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -87,13 +100,18 @@ def add_scoring_head(
         products = () if isinstance(late, str) else late.products
         value = _head_of_rows(writer, picker, head, None if isinstance(late, str) else late)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows, tokens)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size, products)
 
 
 def scoring_graph(
-    elem_type: int, vocab_size: int | None = None, rank: int = 3, *, exposes_rows: bool = False
+    elem_type: int,
+    vocab_size: int | None = None,
+    rank: int = 3,
+    *,
+    exposes_rows: bool = False,
+    tokens: TokenForm | None = None,
 ) -> onnx.ModelProto:
     """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
     `rank` is 2."""
@@ -101,7 +119,7 @@ def scoring_graph(
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
     value = RowPicker(writer, has_rows=False).pick("logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows=False)
+    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows=False, tokens=tokens)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -122,7 +140,13 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
 
 
 def _score(
-    writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, exposes_rows: bool, has_rows: bool
+    writer: NodeWriter,
+    value: str,
+    elem_type: int,
+    vocab_size: int | None,
+    exposes_rows: bool,
+    has_rows: bool,
+    tokens: TokenForm | None,
 ) -> None:
     """From `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
@@ -133,20 +157,35 @@ def _score(
     logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
     target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
-    greedy_R = writer.add("ArgMax", [logits_RV], greedy_ids if has_rows else "", axis=-1, keepdims=0)
-    if not has_rows:
-        writer.add("Slice", [greedy_R, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
-    greedy_R1 = writer.add("Reshape", [greedy_R, writer.integers([-1, 1])])
+    if has_rows:
+        greedy_R = writer.add("ArgMax", [logits_RV], greedy_ids, axis=-1, keepdims=0)
+        greedy_R1 = _column(writer, greedy_R)
+    else:
+        is_ready = tokens == TokenForm(_INT64, 2)
+        greedy_R1 = writer.add("ArgMax", [logits_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
+        greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
+        writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
     normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
     target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
     writer.add("Sub", [logit_T, normalizer_T], target_logprobs)
+    if tokens is not None:
+        _next_ids(writer, greedy_R1, tokens)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
     if exposes_rows:
         writer.output("score_logits", _FLOAT, ["max(R, 1)", width])
+
+
+def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
+    """The output of that form. Where ArgMax gives it no node is added, since a device may have none for int64."""
+    shape: list[int | str] = ["max(R, 1)", 1]
+    writer.output(NEXT_IDS, tokens.elem_type, shape[: tokens.rank])
+    if greedy_R1 != NEXT_IDS:
+        shaped = writer.add("Reshape", [greedy_R1, writer.integers([-1, 1][: tokens.rank])])
+        writer.add("Cast", [shaped], NEXT_IDS, to=tokens.elem_type)
 
 
 def _column(writer: NodeWriter, value: str) -> str:

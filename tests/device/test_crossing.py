@@ -1,4 +1,5 @@
-"""What crosses to the host is a few numbers for each scored row: never a tensor along the text or the vocabulary.
+"""What crosses to the host is a few numbers for each scored row: never a tensor along the text or the vocabulary. Where
+steps begin ahead, the tokens of a generation do not come back from there.
 
 Sizes that mean something are unmistakable: steps of 29, 23 and 19 tokens, slots of 192 positions, 1024 words. What is
 small (rows, targets, and a row more as padding) is at most 8.
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -23,7 +24,7 @@ from olive_ext.engine.open import open_engine
 from olive_ext.engine.types import Generation, Request, Sampling
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers
 from tests.device.open import LIBRARY, STEP
-from tests.device.watch import watching
+from tests.device.watch import Fed, watching
 from tests.exports import VOCAB, genai_export
 
 pytestmark = [
@@ -59,6 +60,11 @@ class Seen:
 
     host_bytes: int
 
+    tokens: list[Fed]
+    """Each binding of the decoder's token ids."""
+
+    counters: dict[str, int]
+
     @property
     def crossed(self) -> set[Tensor]:
         """Every tensor that reached the host, by a node or as an output; empty ones hold nothing."""
@@ -82,7 +88,9 @@ GREEDY = [Request(prompt, 0, Generation(11)) for prompt in PROMPTS]
 SAMPLED = [Request(prompt, 0, Generation(11, sampling=Sampling(1.0, seed=1))) for prompt in PROMPTS]
 
 
-def observe(device: str, graph: str, requests: list[Request], folder: Path) -> Seen:
+def observe(
+    device: str, graph: str, requests: list[Request], folder: Path, decode_ahead: bool | Literal["auto"] = "auto"
+) -> Seen:
     """Runs the requests on a fresh engine."""
     register_libraries(LIBRARY if device == "webgpu" else {})
     config = EngineConfig(
@@ -90,6 +98,7 @@ def observe(device: str, graph: str, requests: list[Request], folder: Path) -> S
         chunk_size=STEP,
         graph=graph,
         scoring="rows",
+        decode_ahead=decode_ahead,
         session_options={"session.record_ep_graph_assignment_info": "1"},
     )
     files = locate(str(genai_export("llama")))
@@ -98,14 +107,17 @@ def observe(device: str, graph: str, requests: list[Request], folder: Path) -> S
         # Room for what comes, and rows in several slots: a copy out of a busy slot and back takes the same road.
         engine.run([Request(_draw(9, CAPACITY - 10), 1)])
         watch.tensors.clear()
+        watch.fed.clear()
         before = engine.host_bytes
         engine.run(requests)
         facts = engine.describe()
+        tokens = [fed for fed in watch.fed if fed.name == "input_ids"]
         assert facts["capacity"] == CAPACITY
         (decoder,) = [s for s in watch.sessions.values() if s.get_session_options().enable_profiling]
         nodes = _nodes(decoder)
         names = {output.name for output in decoder.get_outputs() if not output.name.startswith("present")}
-        seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, facts["counters"]["host_bytes"] - before)
+        host_bytes = facts["counters"]["host_bytes"] - before
+        seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, host_bytes, tokens, facts["counters"])
         engine.close()
     assert {shape[1] for shape in _inputs_of_embedding(nodes)} >= STEPS
     return seen
@@ -134,7 +146,30 @@ def test_scoring_reads_4_bytes_a_target_and_8_a_row(device: str, graph: str, tmp
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_greedy_decoding_reads_8_bytes_a_token(device: str, graph: str, tmp_path: Path) -> None:
-    assert observe(device, graph, GREEDY, tmp_path).host_bytes == 8 * 3 * 11
+    assert observe(device, graph, GREEDY, tmp_path, decode_ahead=False).host_bytes == 8 * 3 * 11
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_ahead_read_8_bytes_a_row_and_are_fed_no_token_by_the_host(
+    device: str, graph: str, tmp_path: Path
+) -> None:
+    """Behind three prompts 10 steps decode all three: the host gives the first one's tokens, and no others."""
+    seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
+    num_rows = 3 if device == "cpu" else NUM_SLOTS
+    assert seen.host_bytes == 8 * (3 + 10 * num_rows)
+    assert [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)] == [True] + [False] * 9
+    assert seen.counters["steps_ahead"] == 9
+    if device != "cpu":  # nor does it on the way: what is copied to the device inside a run is no token
+        arrived = [tensor for node in seen.nodes if node.op == "MemcpyFromHost" for tensor in node.outputs]
+        assert Tensor("int64", (num_rows, 1)) not in arrived
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_check_of_tokens_fires_where_steps_wait_for_the_host(device: str, tmp_path: Path) -> None:
+    seen = observe(device, "scoring_head", GREEDY, tmp_path, decode_ahead=False)
+    assert all(fed.is_from_host for fed in seen.tokens)
+    assert seen.counters["steps_ahead"] == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -178,7 +213,8 @@ def test_rows_of_kv_move_on_the_device_alone(tmp_path: Path) -> None:
 def test_logits_exist_for_scored_rows_only(requests: list[Request], device: str, tmp_path: Path) -> None:
     """On the CPU nothing crosses: there it shows that what is read is all there is to read."""
     seen = observe(device, "scoring_head", requests, tmp_path)
-    assert seen.outputs == {"target_logprobs", "greedy_ids", "sample_logits"}
+    ahead = set() if device == "cpu" else {"next_ids"}
+    assert seen.outputs == {"target_logprobs", "greedy_ids", "sample_logits"} | ahead
     rows = {_rows(tensor) for node in seen.nodes for tensor in node.outputs if tensor.shape[-1:] == (VOCAB,)}
     assert rows
     assert max(rows) <= SMALL

@@ -5,8 +5,10 @@ Beside each token it notes the source behind which it was computed.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,7 +35,10 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
 
 
 class FakeRunner:
-    """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows."""
+    """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows.
+
+    With `keeps_tokens` it takes steps that follow; `steps` holds them with the tokens that were fed.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,11 @@ class FakeRunner:
         can_cut: bool = True,
         can_split: bool = True,
         has_trunk: bool = False,
+        keeps_tokens: bool = False,
     ) -> None:
+        self.keeps_tokens = keeps_tokens
+        self._kept: list[int] | None = None
+        self._running = threading.Lock()
         self.has_trunk = has_trunk
         self.trunk_capacity = 0
         self._cells: list[tuple[int, int]] = []
@@ -79,6 +88,23 @@ class FakeRunner:
         """Takes requests with a source and without."""
 
     def run(self, step: Step) -> StepOutput:
+        assert self._running.acquire(blocking=False), "two steps at once"
+        try:
+            return self._execute(self._with_kept(step))
+        finally:
+            self._running.release()
+
+    def _with_kept(self, step: Step) -> Step:
+        """The step with the tokens that the one before has found, where it follows that."""
+        kept, self._kept = self._kept, None
+        if not step.follows:
+            return step
+        assert self.keeps_tokens
+        assert kept is not None
+        rows = tuple(replace(row, tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
+        return replace(step, rows=rows)
+
+    def _execute(self, step: Step) -> StepOutput:
         self.steps.append(step)
         self._check(step)
         self._prepare(step)
@@ -89,10 +115,16 @@ class FakeRunner:
             self._advance(row)
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
             self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
-        for head in step.heads:
-            row = step.rows[head.row]
-            assert set(self._behind[row.slot][: row.past + head.offset + 1]) == {row.source}
-        return self._answer(step, [self._kv[row.slot] for row in step.rows])
+        output = self._answer(step, [self._seen(row) for row in step.rows])
+        if [head.row for head in step.heads] == list(range(len(step.rows))):
+            self._kept = output.greedy_ids.tolist()
+        return output
+
+    def _seen(self, row: Row) -> list[int]:
+        """What lies in the row's slot. Behind more than one source, as an idle row may be, it makes no sense."""
+        end = row.past + len(row.tokens)
+        is_pure = set(self._behind[row.slot][:end]) == {row.source}
+        return self._kv[row.slot] if is_pure else [GARBAGE] * end
 
     def _prepare(self, step: Step) -> None:
         """What comes before the rows."""
@@ -128,7 +160,8 @@ class FakeRunner:
         """What the head reads, of the tokens that each row sees."""
         prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.heads]
         of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.heads, strict=True)]
-        assert all(GARBAGE not in prefix for prefix in prefixes)
+        if not self.keeps_tokens:  # else idle rows are read, too
+            assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
             np.array([self.logits(*prefix).argmax() for prefix in of], np.int64),

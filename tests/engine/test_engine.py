@@ -15,42 +15,12 @@ from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
-
-TOKENS = st.integers(0, 3)
-SOURCES = [None, *(Source(np.array([number, 5, 9])) for number in range(3))]
-STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=4)
-
-
-@st.composite
-def some_requests(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Request]:
-    stems = draw(STEMS)
-    sources = SOURCES[: draw(st.integers(1, max_sources))]
-    requests = []
-    for _ in range(draw(st.integers(0, 12))):
-        tokens = tuple(draw(st.sampled_from(stems)) + draw(st.lists(TOKENS, max_size=8)))
-        num_targets = draw(st.integers(0, len(tokens) - 1))
-        generation = None
-        if num_targets == 0 or draw(st.booleans()):
-            stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
-            limit = draw(st.integers(1, 9))
-            is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
-            generation = Generation(draw(st.integers(1, 9)), stop_ids, is_finished=is_finished)
-        requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
-    return requests
-
-
-def assert_equal(found: Result, expected: Result) -> None:
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert (found.is_greedy, found.tokens, found.finish_reason) == (
-        expected.is_greedy,
-        expected.tokens,
-        expected.finish_reason,
-    )
+from tests.engine.strategies import SOURCES, assert_equal, requests_of
 
 
 @settings(max_examples=1500, deadline=None)
 @given(
-    calls=st.lists(some_requests(), min_size=1, max_size=3),
+    calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
     runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
@@ -67,7 +37,7 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
 
 @settings(max_examples=1500, deadline=None)
 @given(
-    calls=st.lists(some_requests(max_sources=1), min_size=1, max_size=3),
+    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 4),
     chunk_size=st.integers(1, 40),
 )
@@ -86,7 +56,7 @@ def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], n
 
 @settings(max_examples=300, deadline=None)
 @given(
-    calls=st.lists(some_requests(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40)
+    calls=st.lists(requests_of(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40)
 )
 def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     calls: list[list[Request]], num_slots: int, chunk_size: int
@@ -103,7 +73,7 @@ def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
 
 
 @settings(max_examples=300, deadline=None)
-@given(requests=some_requests(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
+@given(requests=requests_of(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
 def test_run_continuous_equals_oracle_under_the_callers_keys(
     requests: list[Request], num_slots: int, batching: Batching
 ) -> None:
@@ -116,7 +86,7 @@ def test_run_continuous_equals_oracle_under_the_callers_keys(
 
 
 @settings(max_examples=500, deadline=None)
-@given(requests=some_requests(max_sources=1), chunk_size=st.integers(1, 40), has_trunk=st.booleans())
+@given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 40), has_trunk=st.booleans())
 def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, has_trunk: bool) -> None:
     scored = [
         Request(request.tokens, request.num_targets, source=request.source)
@@ -297,7 +267,7 @@ class _Short(FakeRunner):
 
 @settings(max_examples=500, deadline=None)
 @given(
-    calls=st.lists(some_requests(max_sources=1), min_size=1, max_size=2),
+    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
     batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),

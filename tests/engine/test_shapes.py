@@ -11,7 +11,7 @@ from olive_ext.engine.shapes import FEW_READS, ShapedRunner, shape_of, step_size
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import Request
 from tests.engine.fake_runner import FakeRunner, oracle
-from tests.engine.test_engine import assert_equal, some_requests
+from tests.engine.strategies import assert_equal, requests_of
 
 
 class _Watching(FakeRunner):
@@ -24,7 +24,7 @@ class _Watching(FakeRunner):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    calls=st.lists(some_requests(max_sources=1), min_size=1, max_size=3),
+    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 20),
     batching=st.sampled_from([Batching.RANGE, Batching.POOL, Batching.SINGLE]),
