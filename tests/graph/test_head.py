@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head import add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.head import TokenForm, add_scoring_head, check_scoring, scoring_graph
 from tests.graph import heads
 from tests.graph.heads import H, V, decoder
 
@@ -279,3 +279,21 @@ def test_rows_of_logits_are_exposed_on_request(build, counts):
     assert rows.dtype == np.float32
     np.testing.assert_allclose(rows, wanted, atol=HALF_ATOL if half else 2e-5)
     assert_scores(scores, logits, chosen, HALF_ATOL if half else 2e-5)
+
+
+@pytest.mark.parametrize("form", [TokenForm(7, 2), TokenForm(6, 2), TokenForm(7, 1), TokenForm(6, 1)], ids=str)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_greedy_tokens_come_back_in_the_form_of_the_token_input(form, counts):
+    model = decoder(heads.gemm)
+    chosen = picks(*counts)
+    edited = add_scoring_head(model, "logits", tokens=form).model
+    onnx.checker.check_model(edited)
+    greedy, tokens = session(edited).run(["greedy_ids", "next_ids"], {**feeds(model), **chosen})
+    assert tokens.dtype == {6: np.int32, 7: np.int64}[form.elem_type]
+    assert tokens.shape == (max(len(greedy), 1), 1)[: form.rank]
+    assert tokens.reshape(-1)[: len(greedy)].tolist() == greedy.tolist()
+
+
+def test_graph_has_no_output_for_tokens_unless_asked():
+    names = [output.name for output in add_scoring_head(decoder(heads.gemm), "logits").model.graph.output]
+    assert "next_ids" not in names
