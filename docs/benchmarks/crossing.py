@@ -28,7 +28,7 @@ from olive_ext.text.tokenizer import load_tokenizer
 LETTERS = "ABCDEFGHIJ"
 NEW_TOKENS = 16
 BYTES_OF_TARGET, BYTES_OF_TOKEN = 12, 8
-"""What is read of each: a log-probability and a greedy token; a greedy token."""
+"""What is read of each: a log-probability and a greedy token; the greedy token of a row that decodes."""
 
 
 def main() -> int:
@@ -66,7 +66,9 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
     engine.close()
     del engine
     gc.collect()  # a session writes its profile to the end when it goes
-    allowed = BYTES_OF_TARGET * len(scored) + BYTES_OF_TOKEN * NEW_TOKENS * len(generated)
+    num_steps = phases["generation"]["end"] - phases["generation"]["begin"]
+    num_decoded = num_steps * facts["num_slots"]  # idle rows are read, too
+    allowed = BYTES_OF_TARGET * len(scored) + BYTES_OF_TOKEN * num_decoded
     return _summary(folder, phases, facts, allowed)
 
 
