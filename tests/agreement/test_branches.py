@@ -19,8 +19,8 @@ from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.model import locate, resolve_providers
 from olive_ext.session import Session
-from olive_ext.text.requests import ScoringRequest
-from tests.exports import CONTEXT, VOCAB, export, genai_export
+from tests.agreement.texts import questions_with_endings
+from tests.exports import VOCAB, export, genai_export
 
 pytestmark = pytest.mark.slow
 
@@ -29,21 +29,9 @@ def _open(**engine: object) -> Session:
     return olive_ext.open(genai_export("llama", None), engine=engine)
 
 
-def _requests(seed: int = 3) -> list[ScoringRequest]:
-    """Questions with several endings behind shared examples; some texts fill the context to its last position."""
-    rng = random.Random(seed)
-    words = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
-    requests = []
-    for examples in (words(200), words(30), words(CONTEXT - 40), []):
-        for _ in range(8):
-            question = examples + words(rng.randint(5, 30))
-            room = CONTEXT + 1 - len(question)
-            requests += [ScoringRequest(question, words(min(room, count))) for count in (1, 1, 6, 300)]
-    return requests
-
-
 def _scores(session: Session) -> np.ndarray:
-    return np.array([score for output in session.loglikelihood(_requests()) for score in output.token_logprobs])
+    outputs = session.loglikelihood(questions_with_endings(8, (1, 1, 6, 300)))
+    return np.array([score for output in outputs for score in output.token_logprobs])
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64, 256, 512])

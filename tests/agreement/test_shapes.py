@@ -21,27 +21,14 @@ from olive_ext.model import locate, resolve_providers
 from olive_ext.model.types import Provider
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.exports import CONTEXT, VOCAB, genai_export
+from tests.agreement.texts import questions_with_endings
+from tests.exports import VOCAB, genai_export
 
 pytestmark = pytest.mark.slow
 
 
 def _open(path: Path, **engine: object) -> Session:
     return olive_ext.open(path, engine={"num_slots": 4, "scoring": "rows", **engine})
-
-
-def _requests(seed: int = 3) -> list[ScoringRequest]:
-    """Texts of many lengths, some of which fill the context to its last position."""
-    rng = random.Random(seed)
-    words = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
-    requests = []
-    for examples in (words(200), words(30), words(CONTEXT - 40), []):
-        for _ in range(4):
-            question = examples + words(rng.randint(5, 30))
-            requests += [
-                ScoringRequest(question, words(min(CONTEXT + 1 - len(question), count))) for count in (1, 6, 90)
-            ]
-    return requests
 
 
 def _prompts() -> list[GenerationRequest]:
@@ -55,7 +42,7 @@ def _prompts() -> list[GenerationRequest]:
 def test_few_shapes_score_and_generate_what_any_shape_does(family: str, graph: str) -> None:
     path = genai_export(family, None)
     with _open(path, graph=graph) as free, _open(path, graph=graph, strict_shapes=True) as shaped:
-        outputs = [session.loglikelihood(_requests()) for session in (free, shaped)]
+        outputs = [session.loglikelihood(questions_with_endings(4, (1, 6, 90))) for session in (free, shaped)]
         expected, found = (np.array([score for output in each for score in output.token_logprobs]) for each in outputs)
         np.testing.assert_allclose(found, expected, atol=2e-5)
         assert shaped.generate(_prompts()) == free.generate(_prompts())
