@@ -52,7 +52,8 @@ class EngineConfig(Strict):
     decode_ahead: bool | Auto = "auto"
     """Whether the next step of a greedy generation begins before this one has been read: its tokens stay on the device,
     and stops are looked for meanwhile. A sequence that has ended costs one row more then. "auto" does so elsewhere than
-    on the CPU, whose cores have enough to do; the execution's `decode_ahead` says what was chosen."""
+    on the CPU, whose cores have enough to do; the execution's `decode_ahead` says what was chosen. Models that
+    onnxruntime-genai or transformers run never do."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
