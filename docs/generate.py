@@ -42,7 +42,7 @@ from olive_ext.config import (  # noqa: E402
     accepts,
     schema,
 )
-from olive_ext.model.providers import NOT_RUN, TABLE  # noqa: E402
+from olive_ext.model.provider_table import NOT_RUN, TABLE  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"

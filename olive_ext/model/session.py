@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.errors import ModelError, OliveExtError, ProviderError
-from olive_ext.model.providers import CPU, plugin_devices
+from olive_ext.model.provider_table import CPU
+from olive_ext.model.providers import plugin_devices
 from olive_ext.model.types import Provider
 
 if TYPE_CHECKING:
