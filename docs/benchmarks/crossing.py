@@ -60,7 +60,9 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
-    engine = open_engine(files, resolve_providers(provider), EngineConfig(), profile_prefix=folder / "onnxruntime")
+    engine = open_engine(
+        files, resolve_providers(provider), EngineConfig(shapes="any"), profile_prefix=folder / "onnxruntime"
+    )
     phases = {name: _run(engine, asked) for name, asked in (("scoring", scored), ("generation", generated))}
     facts = engine.describe()
     engine.close()

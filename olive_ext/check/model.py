@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from olive_ext.model import DecoderSpec, KvTensor, ModelFiles, Provider
 
 # ONNX's numbers of element types that caches and logits come in (onnx.TensorProto.DataType).
+_SHAPES = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
 _ELEM_TYPES = {1: "float32", 2: "uint8", 3: "int8", 10: "float16", 16: "bfloat16", 17: "float8e4m3fn"}
 
 
@@ -44,7 +45,8 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
     with findings.noting_problems():
         _check_tokenizer(files, findings.section("Tokenizer"))
     if spec is not None and providers:
-        _check_autos(config, spec, providers, findings.section("Engine"))
+        with findings.noting_problems():
+            _check_autos(config, spec, providers, findings.section("Engine"))
     if verify and not findings.problems:
         with findings.noting_problems():
             verify_graphs(config, findings.section("Verification"))
@@ -171,8 +173,10 @@ def _check_tokenizer(files: ModelFiles, section: Section) -> None:
 
 def _check_autos(config: EvaluationConfig, spec: DecoderSpec, providers: Sequence[Provider], section: Section) -> None:
     """What the engine would choose now, on this machine."""
+    from olive_ext.engine.ahead import choose_ahead
     from olive_ext.engine.kv import Device
     from olive_ext.engine.num_slots import choose_num_slots
+    from olive_ext.engine.shape_choice import Wanted
 
     engine = config.engine
     batch_size = config.batch_size if isinstance(config.batch_size, int) else None
@@ -182,3 +186,7 @@ def _check_autos(config: EvaluationConfig, spec: DecoderSpec, providers: Sequenc
     section.add("chunk_size", engine.chunk_size, "engine.chunk_size")
     is_auto = engine.num_threads == "auto"
     section.add("num_threads", "ONNX Runtime's default" if is_auto else engine.num_threads, "engine.num_threads")
+    shapes = Wanted.of(engine, providers[0], spec, exposes_rows=config.reference is not None)
+    section.add("shapes of steps", _SHAPES[shapes.steps], shapes.note or "engine.shapes")
+    is_ahead, why = choose_ahead(engine, providers[0].device, has_any_shape=shapes.steps == "none")
+    section.add("decode_ahead", is_ahead, why)

@@ -81,10 +81,12 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     if not names:
         message = item["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
+    is_own = item["type"] == "value_error"
+    message = item["msg"].removeprefix("Value error, ")
     if names[-1] not in owner.model_fields:  # a whole item of a list
-        is_ours = item["type"] == "value_error"
-        message = item["msg"].removeprefix("Value error, ")
-        return f"{key}: {message}" if is_ours else f"'{key}' = {_short(item['input'])}: give a mapping"
+        return f"{key}: {message}" if is_own else f"'{key}' = {_short(item['input'])}: give a mapping"
+    if is_own and nested_model(owner, names[-1]) is not None:
+        return f"{key}: {message}"
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else item["input"]

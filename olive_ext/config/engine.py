@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
 from olive_ext.config.base import Auto, PositiveInt, Strict, word
 
@@ -31,8 +32,8 @@ class EngineConfig(Strict):
     scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" puts many of them behind their common prefix in one step;
     "rows" computes one after the other. "auto" takes what has been measured to be faster on the opened model, and
-    "rows" where branches cannot be had (on any device but the CPU) and where activations are rounded to few bits (the
-    numbers would differ by that rounding); the execution's `scoring` says which."""
+    "rows" where branches cannot be had (on any device but the CPU, in few `shapes`) and where activations are rounded
+    to few bits (the numbers would differ by that rounding); the execution's `scoring` says which."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
     """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" fills
@@ -42,10 +43,10 @@ class EngineConfig(Strict):
     written in place, it is "any"."""
 
     strict_shapes: bool = False
-    """Makes a step an error whose shape was not run ahead, instead of counting it as `shapes_late`."""
+    """Makes a step an error whose shape was not run beforehand, instead of counting it as `shapes_late`."""
 
     graph_capture: bool = False
-    """Has steps in which all slots decode recorded once and replayed (CUDA graphs; WebGPU's graph capture, which needs
+    """Has steps in which all slots decode captured once and replayed (CUDA graphs; WebGPU's graph capture, which needs
     a graph that was exported for it). Such steps then have few shapes, and a replay is compared with a plain step when
     the model is opened. Not yet run on CUDA."""
 
@@ -53,7 +54,7 @@ class EngineConfig(Strict):
     """Whether the next step of a greedy generation begins before this one has been read: its tokens stay on the device,
     and stops are looked for meanwhile. A sequence that has ended costs one row more then. "auto" does so elsewhere than
     on the CPU, whose cores have enough to do; the execution's `decode_ahead` says what was chosen. Models that
-    onnxruntime-genai or transformers run never do."""
+    onnxruntime-genai or transformers run never do, nor do steps of few shapes (`shapes`, `graph_capture`)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
@@ -71,3 +72,18 @@ class EngineConfig(Strict):
     session_options: dict[str, str] = Field(default_factory=dict)
     """ONNX Runtime session configuration entries, name to value, for instance
     {"session.intra_op.allow_spinning": "0"}."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        """Settings that need few shapes, against those that need any."""
+        asked = [f"'{name}' = true" for name in ("strict_shapes", "graph_capture") if getattr(self, name)]
+        asked += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
+        if asked and self.scoring == "branches":
+            raise ValueError(f"{asked[0]} excludes 'scoring' = \"branches\", whose steps have any shape")
+        if asked and self.decode_ahead is True:
+            raise ValueError(f"{asked[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host")
+        if self.strict_shapes and self.shapes == "any":
+            raise ValueError("'strict_shapes' = true excludes 'shapes' = \"any\"")
+        if self.graph_capture and self.graph == "untouched":
+            raise ValueError("'graph_capture' = true excludes 'graph' = \"untouched\"")
+        return self

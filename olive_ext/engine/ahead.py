@@ -9,20 +9,14 @@ from dataclasses import dataclass, replace
 from olive_ext.config import EngineConfig
 from olive_ext.engine.sequence import Sequence
 from olive_ext.engine.step import HeadRow, IntArray, Row, Step
-from olive_ext.errors import ConfigError
 
 UNKNOWN_TOKEN = 0
 """Stands in the rows of a step whose tokens are not read yet."""
 
 
 def choose_ahead(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
-    """Whether steps begin ahead on a device (ONNX Runtime's word), and why. Raises `ConfigError` where they cannot."""
+    """Whether steps begin ahead on a device (ONNX Runtime's word), and why."""
     if not has_any_shape:
-        if config.decode_ahead is True:
-            raise ConfigError(
-                "'engine.decode_ahead' = true: steps of few shapes (engine.shapes, strict_shapes, "
-                "graph_capture) take their tokens from the host"
-            )
         return False, "steps of few shapes take their tokens from the host"
     if config.decode_ahead != "auto":
         return config.decode_ahead, "engine.decode_ahead"

@@ -1,7 +1,7 @@
-"""Has the provider record decoding steps and replay them (CUDA graphs, WebGPU's graph capture): a replay launches all
+"""Has the provider capture decoding steps and replay them (CUDA graphs, WebGPU's graph capture): a replay launches all
 kernels at once. Knows no tokens.
 
-A recorded step reads and writes the same addresses for good. So it has a binding of its own, which is filled once: what
+A captured step reads and writes the same addresses for good. So it has a binding of its own, which is filled once: what
 goes in is written into values that are kept, and what comes out stays on the device until it is read.
 """
 
@@ -21,12 +21,12 @@ from olive_ext.engine.step import Step
 from olive_ext.errors import RunError
 
 RUN_OPTION = "gpu_graph_id"
-"""ONNX Runtime's name for the number under which a run is recorded or replayed; -1 does neither."""
+"""ONNX Runtime's name for the number under which a run is captured or replayed; -1 does neither."""
 
-NOT_RECORDED = -1
+NOT_CAPTURED = -1
 
 
-class Recording:
+class Captured:
     """Stands in for a binding: what is bound once stays."""
 
     def __init__(self, number: int, binding: ort.IOBinding, feed: Feed) -> None:
@@ -39,15 +39,15 @@ class Recording:
         if name not in self._bound:
             self.binding.bind_ortvalue_input(name, value)
         elif self._bound[name] is not value:
-            raise RunError(f"a recorded step got another value for '{name}'")
+            raise RunError(f"a captured step got another value for '{name}'")
         self._bound[name] = value
 
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
-        """What the host knows was read when the step was recorded, and must be the same ever after."""
+        """What the host knows was read when the step was captured, and must be the same ever after."""
         if name not in self._bound:
             self.binding.bind_cpu_input(name, array)
         elif not np.array_equal(self._bound[name], array):
-            raise RunError(f"a recorded step got '{name}' = {array.tolist()} instead of {self._bound[name].tolist()}")
+            raise RunError(f"a captured step got '{name}' = {array.tolist()} instead of {self._bound[name].tolist()}")
         self._bound[name] = array
 
     def bind_output(self, name: str, *_: Any) -> None:
@@ -55,49 +55,48 @@ class Recording:
 
 
 class Capture:
-    """The recordings of one session: of steps in which all slots decode, one for each shape of them."""
+    """The captured steps of one session: those in which all slots decode, one for each shape of them."""
 
-    def __init__(self, session: ort.InferenceSession, device: Device, num_slots: int) -> None:
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
         self._session = session
         self._device = device
-        self._num_slots = num_slots
         self._types = {output.name: output for output in session.get_outputs()}
-        self._recordings: dict[Shape, Recording] = {}
+        self._steps: dict[Shape, Captured] = {}
         self._next_number = 1
 
-    def takes(self, step: Step) -> bool:
-        """Whether the step is one that is recorded."""
-        return step.width is not None and len(step.rows) == self._num_slots and len(step.rows[0].tokens) == 1
+    def takes(self, step: Step, num_slots: int) -> bool:
+        """Whether the step is one that is captured."""
+        return step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
 
-    def recording(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Recording:
+    def captured(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Captured:
         """What the step is bound to. A new one gets the caches, and values for outputs with these numbers of rows."""
         shape = shape_of(step)
-        if shape not in self._recordings:
+        if shape not in self._steps:
             binding = bind_caches()
             for name, size in outputs.items():
                 binding.bind_ortvalue_output(name, self._zeros(name, size))
             feed = Feed(self._session, self._device, kept=None)
-            self._recordings[shape] = Recording(self._next_number, binding, feed)
+            self._steps[shape] = Captured(self._next_number, binding, feed)
             self._next_number += 1
-        return self._recordings[shape]
+        return self._steps[shape]
 
-    def run(self, recording: Recording) -> list[ort.OrtValue]:
-        """The outputs, of the caches first, which stay where they are: the first run records, others replay."""
-        self._session.run_with_iobinding(recording.binding, run_options(recording.number))
-        outputs: list[ort.OrtValue] = recording.binding.get_outputs()
+    def run(self, captured: Captured) -> list[ort.OrtValue]:
+        """The outputs, of the caches first, which stay where they are: the first run captures, others replay."""
+        self._session.run_with_iobinding(captured.binding, run_options(captured.number))
+        outputs: list[ort.OrtValue] = captured.binding.get_outputs()
         return outputs
 
     def forget(self) -> None:
-        """The slots are about to move: steps are to be recorded anew."""
+        """The slots are about to move: steps are to be captured anew."""
         release = getattr(self._session, "release_captured_graph", None)  # from ONNX Runtime 1.31 on
-        for recording in self._recordings.values():
+        for captured in self._steps.values():
             if release is not None:
-                release(recording.number)
-        self._recordings.clear()
+                release(captured.number)
+        self._steps.clear()
 
     def describe(self) -> dict[str, int]:
-        """How many steps are recorded."""
-        return {"steps_recorded": len(self._recordings)}
+        """How many steps are captured."""
+        return {"steps_captured": len(self._steps)}
 
     def _zeros(self, name: str, size: int) -> ort.OrtValue:
         declared = self._types[name]
@@ -107,7 +106,7 @@ class Capture:
 
 
 def run_options(number: int) -> ort.RunOptions:
-    """Options of a run that is recorded or replayed under this number."""
+    """Options of a run that is captured or replayed under this number."""
     options = ort.RunOptions()
     options.add_run_config_entry(RUN_OPTION, str(number))
     return options

@@ -18,13 +18,19 @@ from olive_ext.engine.trunk import FIRST_CELL
 SIZES = (64, 128, 256, 512)
 """Tokens of a step among which the best is chosen."""
 
-SHAPES = ((8, 72), (64, 72), (64, 320))
-"""Tokens and cells of the steps that are timed."""
+SHAPES = ((8, 72), (64, 72), (64, 1088))
+"""Tokens and cells of the steps that are timed; fewer cells where the context has fewer. The last one has many, so that
+its pairs take long enough to be seen."""
 
-REPEATS = 3
-MIN_CONTEXT = max(cells for _, cells in SHAPES)
+REPEATS = 4
+MIN_CONTEXT = 320
+"""Positions of a context in which steps can be told apart by their cells."""
+
 MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
 """Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
+
+MARGIN = 0.95
+"""Branches are taken where they cost less than this part of what one text a step costs: that has no cells to move."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,19 @@ class StepCost:
         """Seconds of a step of `tokens` behind and among `cells`."""
         return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
 
-    def of_rows(self, parts: Iterable[tuple[int, int]]) -> float:
-        """Seconds of one step for each part: its tokens, and those resident before it."""
-        return sum(self.of(tokens, past + tokens) for tokens, past in parts)
+    def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+        """Seconds of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
+        return sum(self._of_text(tokens, past, size) for tokens, past in parts)
 
     def of_branches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
-        """Seconds of the same parts in steps of `size` tokens, each part's share of them."""
-        return sum(self.of(size, past + size) * tokens / size for tokens, past in parts)
+        """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
+        the next step, behind its own beginning."""
+        return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
+
+    def _of_text(self, tokens: int, past: int, size: int) -> float:
+        full, rest = divmod(tokens, size)
+        whole = sum(self.of(size, past + size * number) for number in range(1, full + 1))
+        return whole + (self.of(rest, past + tokens) if rest else 0.0)
 
 
 @dataclass(frozen=True)
@@ -56,20 +68,22 @@ class Choice:
     reason: str
 
 
-def choose(cost: StepCost, parts: list[tuple[int, int]]) -> Choice:
-    """The cheapest form of steps for a plan whose parts are (tokens to feed, tokens resident before)."""
-    rows = cost.of_rows(parts)
+def choose(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> Choice:
+    """The cheapest form of steps for a plan whose parts are (tokens to feed, tokens resident before); a part alone is
+    fed in steps of `row_size`."""
+    rows = cost.of_rows(parts, row_size)
     branches = {size: cost.of_branches(parts, size) for size in SIZES}
     size = min(branches, key=lambda size: branches[size])
     reason = f"measured: {branches[size]:.3g} s expected in steps of {size} tokens, {rows:.3g} s one by one"
-    return Choice(size if branches[size] < rows else 0, reason)
+    return Choice(size if branches[size] < MARGIN * rows else 0, reason)
 
 
 def measure(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:
     """Times steps of the trunk; the best of a few each, behind one that is not counted."""
-    runner.reserve_trunk(FIRST_CELL + MIN_CONTEXT)
-    seconds = [min([_timed(runner, tokens, cells, clock) for _ in range(REPEATS)][1:]) for tokens, cells in SHAPES]
-    factors = [[1, tokens, tokens * cells] for tokens, cells in SHAPES]
+    shapes = [(tokens, min(cells, runner.context_length)) for tokens, cells in SHAPES]
+    runner.reserve_trunk(FIRST_CELL + max(cells for _, cells in shapes))
+    seconds = [min([_timed(runner, tokens, cells, clock) for _ in range(REPEATS)][1:]) for tokens, cells in shapes]
+    factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
     return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from olive_ext.engine.counters import Counters
 from olive_ext.engine.halving import halve, joined, num_tokens
 from olive_ext.engine.plan import Plan, make_plan
-from olive_ext.engine.scheduler import UNLIMITED, Scheduler, shape_of
+from olive_ext.engine.scheduler import UNLIMITED, Scheduler, room_of
 from olive_ext.engine.scoring_steps import ScoringSteps
 from olive_ext.engine.sequence import Answer
 from olive_ext.engine.step import Runner, Step, StepOutput
@@ -146,7 +146,7 @@ class Engine:
         slots, cells = self._needed(requests)
         runner.reserve(slots)
         runner.reserve_trunk(cells)
-        if self._scheduler.shape != shape_of(runner, self._steps.size):
+        if self._scheduler.shape != room_of(runner, self._steps.size):
             self._scheduler = self._new_scheduler()
 
     def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:

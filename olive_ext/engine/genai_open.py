@@ -42,8 +42,13 @@ def open_genai_engine(
 
     Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
     package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
-    than one.
+    than one and for what it cannot do.
     """
+    for name in ("adapters", "strict_shapes", "graph_capture"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({facts['runtime_origin']})"
+            )
     if config.num_slots not in ("auto", 1):
         raise ConfigError(
             f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"

@@ -104,7 +104,7 @@ class HfRunner:
         """Raises `RunError` with the step and torch's reason when the device fails."""
         try:
             logits_RV = self._run_rows(step) if step.first_cell is None else self._run_branches(step)
-        except (RuntimeError, MemoryError, IndexError) as error:
+        except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
             shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
             raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error

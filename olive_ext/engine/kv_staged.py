@@ -80,7 +80,7 @@ class StagedKv(KvStore):
         if self._staged_slot == slot:
             return
         self._write_back()
-        if self._take is not None:
+        if self._take is not None and self._pool:
             binding = self._take.io_binding()
             for i, (pool, staging) in enumerate(zip(self._pool, self._staging, strict=True)):
                 binding.bind_ortvalue_input(f"x{i}", pool)

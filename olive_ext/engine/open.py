@@ -30,8 +30,8 @@ from olive_ext.engine.probe import fitting_chunk_size
 from olive_ext.engine.runner import OrtRunner
 from olive_ext.engine.runtime import choose_runtime, suggest_genai
 from olive_ext.engine.scoring_steps import ScoringSteps, longest_step, pinned_size
-from olive_ext.engine.shape_choice import Wanted, with_shapes
-from olive_ext.errors import ConfigError, ModelError, ProviderError
+from olive_ext.engine.shape_choice import Wanted, against, with_shapes
+from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
 from olive_ext.graph.cross import cross_graph
@@ -62,8 +62,6 @@ def open_engine(
     runtime, reason = choose_runtime(config, files)
     chosen = {"runtime": runtime, "runtime_origin": reason}
     if runtime == "genai":
-        if config.adapters:
-            raise ConfigError(f"'engine.adapters' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({reason})")
         from olive_ext.engine.genai_open import open_genai_engine  # imported here: few models need it
 
         return open_genai_engine(
@@ -77,10 +75,21 @@ def open_engine(
         )
     adapters = Adapters(config.adapters)
     proto, spec = _read(files, max_length, adapters)
-    shapes = Wanted.of(config, providers[0], exposes_rows=exposes_rows)
+    shapes = Wanted.of(config, providers[0], spec, exposes_rows=exposes_rows)
+    spec = replace(spec, notes=(*spec.notes, shapes.note)) if shapes.note else spec
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix, exposes_rows, shapes)
     proto, spec, branches = opener.branches(with_full_length_kv(proto), spec)
     session, head = opener.decoder(proto, spec)
+    if opener.device(session).kind != providers[0].device:  # it fell back to the CPU, for which all is chosen anew
+        return open_engine(
+            files,
+            providers[-1:],
+            config,
+            max_length=max_length,
+            batch_size=batch_size,
+            profile_prefix=profile_prefix,
+            exposes_rows=exposes_rows,
+        )
     del proto  # inline weights would stay in memory twice
     adapters.attach(session, opener.device(session))
     return _engine(opener, session, head, spec, adapters, batch_size, chosen, branches)
@@ -111,7 +120,7 @@ def _engine(
     embedding = opener.embedding(spec, device) if spec.embeddings else None
     encoder = opener.encoder(spec, device, num_slots) if spec.cross else None
     trunk = Trunk(ViewKv(KvPlace(session, spec, 1, device, opener.helper)), Bias(branches.biases)) if branches else None
-    capture = Capture(session, device, num_slots) if opener.shapes.is_recorded else None
+    capture = Capture(session, device) if opener.shapes.is_captured else None
     parts = (embedding, encoder, adapters, trunk, capture)
     runner = OrtRunner(session, spec, kv, head, facts, device, opener.helper, *parts)
     if isinstance(kv, ReturnedKv) and encoder is None:
@@ -119,7 +128,7 @@ def _engine(
     if trunk is not None and (problem := check_branches(runner, spec.vocab_size)):
         trunk.is_used = False
         notes.append(f"texts are scored one after the other: {problem}")
-    shaped = with_shapes(runner, spec, chunk_size, opener.shapes, notes)
+    shaped = with_shapes(runner, spec.vocab_size, chunk_size, opener.shapes, notes)
     return Engine(shaped, chunk_size, ScoringSteps(shaped, pinned_size(config, chunk_size)))
 
 
@@ -141,17 +150,11 @@ def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     return ViewKv if device.has_pointers else StagedKv
 
 
-def _recording(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
+def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
     """The first one with the option that has runs recorded."""
     first, *others = providers
     assert first.capture_option is not None
     return replace(first, options={**first.options, first.capture_option: "1"}), *others
-
-
-def _can_branch(spec: DecoderSpec) -> bool:
-    """Whether the trunk can be a cache of this decoder."""
-    is_plain = not (spec.states or spec.is_paged or spec.cross)
-    return spec.is_kv_in_place and is_plain and spec.is_splittable
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class _Opener:
     def branches(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec, BranchGraph | None]:
         """The graph with inputs for branches, the spec with them, and what they are; None and a note where the graph or
         the provider has no use for them."""
-        if self.config.scoring == "rows" or self.shapes.steps != "none" or not _can_branch(spec):
+        if self.config.scoring == "rows" or self.shapes.steps != "none" or against(spec):
             return proto, spec, None
         if reason := self._against_branches(spec):
             return proto, replace(spec, notes=(*spec.notes, f"texts are scored one after the other: {reason}")), None
@@ -205,9 +208,9 @@ class _Opener:
             head = self.helper(graph.SerializeToString())
             asked = {"exposes_rows": exposes_rows, "keeps_tokens": keeps_tokens}
             return session, SeparateHead(head, logits.name, place, **asked)
-        is_recorded = self.shapes.is_recorded
-        scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_recorded, tokens=tokens)
-        providers = _recording(self.providers) if is_recorded else self.providers
+        is_captured = self.shapes.is_captured
+        scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_captured, tokens=tokens)
+        providers = _capturing(self.providers) if is_captured else self.providers
         session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder)
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if keeps_tokens else None)

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.adapters import Adapters
-from olive_ext.engine.capture import NOT_RECORDED, Capture, Recording, run_options
+from olive_ext.engine.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.embedding import Embedding
 from olive_ext.engine.encoder import Encoder
 from olive_ext.engine.feed import Feed
@@ -63,7 +63,7 @@ class OrtRunner:
         self._adapters = adapters
         self._trunk = trunk
         self._capture = capture
-        self._run_options = run_options(NOT_RECORDED) if capture is not None else None
+        self._run_options = run_options(NOT_CAPTURED) if capture is not None else None
         self._embedding = embedding
         self._encoder = encoder
         self._feed = Feed(session, device)
@@ -207,10 +207,10 @@ class OrtRunner:
             binding = self._trunk.bind(step)
         else:
             binding = self._kv.bind(step.rows)
-        if self._capture is not None and self._capture.takes(step):
-            recording = self._capture.recording(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
-            self._bind(recording, recording.feed, layout, step)
-            outputs = self._capture.run(recording)
+        if self._capture is not None and self._capture.takes(step, self.num_slots):
+            captured = self._capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
+            self._bind(captured, captured.feed, layout, step)
+            outputs = self._capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
@@ -219,7 +219,7 @@ class OrtRunner:
         self._kv.collect(step.rows, outputs[:num_caches])
         return self._head.read(outputs[num_caches:], step)
 
-    def _bind(self, binding: ort.IOBinding | Recording, feed: Feed, layout: Layout, step: Step) -> None:
+    def _bind(self, binding: ort.IOBinding | Captured, feed: Feed, layout: Layout, step: Step) -> None:
         """All but the caches."""
         tokens = self._head.next_ids if step.follows else None
         assert tokens is not None or not step.follows

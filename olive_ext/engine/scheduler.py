@@ -25,7 +25,7 @@ IDLE_TOKEN = 0
 UNLIMITED = 2**31
 
 
-def shape_of(runner: Runner, branch_tokens: int) -> tuple[int, ...]:
+def room_of(runner: Runner, branch_tokens: int) -> tuple[int, ...]:
     """What a scheduler is made for: slots, their positions, the trunk's cells and the tokens of its steps."""
     return runner.num_slots, runner.capacity, runner.trunk_capacity, branch_tokens
 
@@ -46,7 +46,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._branch_tokens = branch_tokens
         self._branches = Branches(runner.trunk_capacity) if branch_tokens else None
-        self.shape = shape_of(runner, branch_tokens)
+        self.shape = room_of(runner, branch_tokens)
         self.limit = UNLIMITED
         self._keeps_tokens = runner.keeps_tokens
         self._present: Planned | None = None

@@ -63,7 +63,7 @@ class ScoringSteps:
         if is_timed:
             self._cost = self._measure(self._runner)
         if self._cost is not None:
-            self._choice = choose(self._cost, parts)
+            self._choice = choose(self._cost, parts, DEFAULT_CHUNK)
         return is_timed
 
     def describe(self) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from olive_ext.config import EngineConfig
 from olive_ext.engine.probe import disagreement
 from olive_ext.engine.shapes import DECODING, ShapedRunner, step_sizes
-from olive_ext.engine.step import FloatArray, HeadRow, Row, Runner, Step
+from olive_ext.engine.step import FloatArray, HeadRow, Row, Runner, Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.model.types import DecoderSpec, Provider
 
@@ -20,36 +20,38 @@ TARGETS = ((0, 0), (0, 1), (0, 2), (0, 3))
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which steps are to have few shapes, whether nothing else will do, and whether decoding is to be recorded."""
+    """Which steps are to have few shapes, whether nothing else will do, and whether decoding is to be captured."""
 
     steps: Literal["none", "decoding", "all"]
     is_strict: bool = False
-    is_recorded: bool = False
+    is_captured: bool = False
+    note: str = ""
+    """Why steps have any shape where they were to have few."""
 
     @classmethod
-    def of(cls, config: EngineConfig, provider: Provider, *, exposes_rows: bool) -> Wanted:
-        """Raises `ConfigError` where what was asked for excludes each other."""
-        names = ("strict_shapes", "graph_capture")
-        asked = [f"'engine.{name}' = true" for name in names if getattr(config, name)]
-        is_pinned = bool(asked) or config.shapes == "bucketed"
-        asked += ["'engine.shapes' = \"bucketed\""] if config.shapes == "bucketed" else []
-        if is_pinned and config.scoring == "branches":
-            raise ConfigError(f"{asked[0]}: steps of 'engine.scoring' = \"branches\" have any shape")
-        if exposes_rows and (config.strict_shapes or config.graph_capture):
-            raise ConfigError(f"{asked[0]}: beside a reference, steps have any shape")
-        if config.shapes == "any" and config.strict_shapes:
-            raise ConfigError(f'{asked[0]} needs \'engine.shapes\' = "bucketed"; it is "any"')
-        if config.graph_capture and config.graph == "untouched":
-            raise ConfigError(f'{asked[0]} needs \'engine.graph\' = "scoring_head"; it is "untouched"')
-        if config.graph_capture and provider.capture_option is None:
-            raise ConfigError(f"{asked[0]}: {provider.name} records no steps; CUDA and WebGPU do")
+    def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, exposes_rows: bool) -> Wanted:
+        """Raises `ConfigError` where the provider or the model cannot do what was asked for."""
+        is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
-        is_all = config.shapes == "bucketed" or config.strict_shapes or is_auto
-        steps: Literal["none", "decoding", "all"] = "all" if is_all else "decoding" if config.graph_capture else "none"
-        return cls("none" if exposes_rows else steps, config.strict_shapes, config.graph_capture)
+        if not (is_pinned or is_auto or config.graph_capture):
+            return cls("none")
+        wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
+        if config.graph_capture and provider.capture_option is None:
+            raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
+        problem = "beside a reference, steps have any shape" if exposes_rows else against(spec)
+        if config.graph_capture and spec.embeddings:
+            problem = "the embeddings that the decoder takes lie elsewhere in each step"
+        return wanted if problem is None else wanted.without(problem)
+
+    def without(self, problem: str) -> Wanted:
+        """Any shape, because of `problem`; raises `ConfigError` where nothing but few shapes will do."""
+        if self.is_strict or self.is_captured:
+            name = "strict_shapes" if self.is_strict else "graph_capture"
+            raise ConfigError(f"'engine.{name}' = true: {problem}")
+        return Wanted("none", note=f"steps have any shape: {problem}")
 
 
-def with_shapes(runner: Runner, spec: DecoderSpec, chunk_size: int, wanted: Wanted, notes: list[str]) -> Runner:
+def with_shapes(runner: Runner, vocab_size: int, chunk_size: int, wanted: Wanted, notes: list[str]) -> Runner:
     """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where that was wanted.
 
     Raises `ConfigError` where nothing else will do."""
@@ -57,19 +59,16 @@ def with_shapes(runner: Runner, spec: DecoderSpec, chunk_size: int, wanted: Want
         return runner
     sizes = DECODING if wanted.steps == "decoding" else step_sizes(chunk_size)
     shaped = ShapedRunner(runner, sizes, is_strict=wanted.is_strict)
-    problem = _against(spec) or _check(runner, shaped, spec.vocab_size)
-    if problem is None and wanted.is_recorded:
-        problem = _check_replay(runner, shaped, spec.vocab_size)
+    problem = _check(runner, shaped, vocab_size)
+    if problem is None and wanted.is_captured:
+        problem = _check_replay(runner, shaped, vocab_size)
     if problem is None:
         return shaped
-    if wanted.is_strict or wanted.is_recorded:
-        name = "strict_shapes" if wanted.is_strict else "graph_capture"
-        raise ConfigError(f"'engine.{name}' = true: {problem}")
-    notes.append(f"steps have any shape: {problem}")
+    notes.append(wanted.without(problem).note)
     return runner
 
 
-def _against(spec: DecoderSpec) -> str | None:
+def against(spec: DecoderSpec) -> str | None:
     """Why a graph's steps cannot be filled up with tokens that nobody reads."""
     if not spec.is_splittable:
         return "a token's numbers depend on all tokens of its step"
@@ -94,25 +93,26 @@ def _check(runner: Runner, shaped: ShapedRunner, vocab_size: int) -> str | None:
 
 
 def _check_replay(runner: Runner, shaped: ShapedRunner, vocab_size: int) -> str | None:
-    """Why recorded steps must not be used; None where a replay finds in other tokens what a plain step finds."""
+    """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
     slots = range(runner.num_slots)
     heads = tuple(HeadRow(slot, 0) for slot in slots)
     targets = tuple((slot, token) for slot in slots for _, token in TARGETS)
     expected, found = [], []
-    for slot in slots:
-        _run(runner, Step((Row(slot, 0, (slot % vocab_size,)),), heads[:1]), None)
-    for first in (0, vocab_size // 2):
-        rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
-        step = Step(rows, heads, targets)
-        padded = shaped.padded(step)
-        assert padded is not None
-        expected.append(runner.run(step))
-        found.append(runner.run(padded))
+    try:
+        for slot in slots:
+            runner.run(Step((Row(slot, 0, (slot % vocab_size,)),), heads[:1]))
+        for first in (0, vocab_size // 2):
+            rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
+            step = Step(rows, heads, targets)
+            expected.append(runner.run(step))
+            found.append(_run(runner, step, shaped))
+    except RunError as error:
+        return f"a captured step fails: {error}"
     if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, found, strict=True)):
-        return "replays of a recorded step find other tokens"
+        return "replays of a captured step find other tokens"
     plain, replayed = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, found))
     problem = disagreement(plain, replayed, plain[1])
-    return None if problem is None else f"replays of a recorded step score {problem}"
+    return None if problem is None else f"replays of a captured step score {problem}"
 
 
 def _score(runner: Runner, text: list[int], shaped: ShapedRunner | None, past: int = 0) -> FloatArray:
@@ -120,10 +120,11 @@ def _score(runner: Runner, text: list[int], shaped: ShapedRunner | None, past: i
     if shaped is not None and past == 0:
         _run(runner, Step((Row(0, 0, tuple(text[:-2])),)), shaped)
         past = len(text) - 2
-    return _run(runner, Step((Row(0, past, tuple(text[past:])),), (HeadRow(0, len(text) - past - 1),), TARGETS), shaped)
+    step = Step((Row(0, past, tuple(text[past:])),), (HeadRow(0, len(text) - past - 1),), TARGETS)
+    return _run(runner, step, shaped).target_logprobs[: len(TARGETS)]
 
 
-def _run(runner: Runner, step: Step, shaped: ShapedRunner | None) -> FloatArray:
+def _run(runner: Runner, step: Step, shaped: ShapedRunner | None) -> StepOutput:
     run = step if shaped is None else shaped.padded(step)
     assert run is not None
-    return runner.run(run).target_logprobs[: len(step.targets)]
+    return runner.run(run)

@@ -1,5 +1,5 @@
-"""Gives steps one of a few shapes, each of which is run ahead once: for providers that plan, compile or tune for every
-shape they meet. Knows no graph.
+"""Gives steps one of a few shapes, each of which is run once beforehand: for providers that plan, compile or tune for
+every shape they meet. Knows no graph.
 
 Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all slots; what is read of a step to one of
 `READS`; masks are as wide as the slots. What was added is cut off again, so numbers stay what they were.
@@ -7,6 +7,7 @@ Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all sl
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 from olive_ext.engine.halving import halve, joined
 from olive_ext.engine.step import Batching, HeadRow, Row, Runner, Step, StepOutput
 from olive_ext.engine.wrapped import WrappedRunner
-from olive_ext.errors import RunError
+from olive_ext.errors import MemoryShortageError, RunError
+
+logger = logging.getLogger(__name__)
 
 READS = (1, 4, 16, 64, 256, 1024, 4096)
 """Numbers of head rows and of targets, both the same in one step."""
@@ -51,7 +54,7 @@ class Shape(NamedTuple):
 
 
 def step_sizes(most: int) -> tuple[int, ...]:
-    """Tokens of a row, the last one `most`: 1, 8, 16 and from there on a third to a half more each time."""
+    """Tokens of a row, the last one `most`: 1, 8, 16, 32 and from there on a third to a half more each time."""
     sizes = [1, 8, 16, 32]
     while sizes[-1] < most:
         sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
@@ -125,7 +128,7 @@ class ShapedRunner(WrappedRunner):
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """How many shapes were run ahead in how many seconds, and how many were met later."""
+        """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {
             "shapes": "bucketed" if self._sizes != DECODING else "bucketed where rows decode",
             "shape_sizes": list(self._sizes),
@@ -144,8 +147,13 @@ class ShapedRunner(WrappedRunner):
         for step in self._every():
             padded = self.padded(step)
             assert padded is not None
-            if shape_of(padded) not in self._warmed:
+            if shape_of(padded) in self._warmed:
+                continue
+            try:
                 self._inner.run(padded)
+            except MemoryShortageError as error:
+                logger.warning("%s; steps of this shape are not run beforehand", error)
+            else:
                 self._warmed.add(shape_of(padded))
         self._seconds += time.perf_counter() - begin
 
@@ -165,7 +173,7 @@ class ShapedRunner(WrappedRunner):
         if self._is_strict:
             raise RunError(
                 f"'engine.strict_shapes' = true: {shape.rows} x {shape.tokens} tokens with {shape.reads} reads were "
-                f"not run ahead; rows have up to {self._sizes[-1]} tokens and {FEW_READS} targets a token"
+                f"not run beforehand; rows have up to {self._sizes[-1]} tokens, and as many targets or {FEW_READS}"
             )
         self._late.add(shape)
 

@@ -11,7 +11,8 @@ from olive_ext.model.types import SourceKind
 
 
 class WrappedRunner:
-    """Does what `inner` does, but takes tokens from the host: two runners under one step have not one next token."""
+    """Does what `inner` does, but takes tokens from the host: what it adds to a step, or runs beside it, has no next
+    token."""
 
     keeps_tokens = False
 

@@ -13,6 +13,7 @@ import onnx
 from olive_ext.graph.dims import factors
 from olive_ext.graph.edit import attribute
 from olive_ext.graph.pattern import NotUnderstood, Walk, domain, label
+from olive_ext.graph.shapes import REDUCTIONS, SKIPS
 
 _ELEMENT_WISE = frozenset(
     {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
@@ -21,8 +22,6 @@ _ELEMENT_WISE = frozenset(
 )
 _QUANTIZE = frozenset({"DequantizeLinear", "QuantizeLinear"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
-_REDUCTIONS = frozenset({"ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
 _PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulNBits"})
 """Those of floats: products of integers may have a scale or a zero point for each row."""
 
@@ -149,8 +148,8 @@ _RULES: dict[str, Callable[[RowWise, onnx.NodeProto], list[str]]] = {
     **dict.fromkeys(_ELEMENT_WISE | _QUANTIZE, RowWise._element_wise),
     **dict.fromkeys(_PRODUCTS, RowWise._product),
     **dict.fromkeys(_NORMS, RowWise._norm),
-    **dict.fromkeys(_SKIPS, RowWise._skip),
-    **dict.fromkeys(_REDUCTIONS, RowWise._reduction),
+    **dict.fromkeys(SKIPS, RowWise._skip),
+    **dict.fromkeys(REDUCTIONS, RowWise._reduction),
     "Concat": RowWise._concat,
     "Reshape": RowWise._reshape,
     "Slice": RowWise._slice,

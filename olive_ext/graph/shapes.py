@@ -32,12 +32,12 @@ BROADCAST = frozenset(
     {"Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul"}
     | {"Or", "Pow", "Sub", "Where"}
 )
-_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"})
+REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare"})
 _PRODUCTS = {"MatMul": 1, "MatMulInteger": 1, "DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1, "QLinearMatMul": 3}
 """Products without attributes, and which input the second factor is."""
 
 _ATTENTIONS = frozenset({"GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention"})
-_SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
+SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 
 
 class Shapes:
@@ -93,7 +93,7 @@ class Shapes:
         if shape is None:
             return
         self.of[node.output[0]] = shape
-        if node.op_type in _SKIPS and len(node.output) > 3:
+        if node.op_type in SKIPS and len(node.output) > 3:
             self.of[node.output[3]] = shape
         if node.op_type == "DynamicQuantizeLinear":
             self.of |= dict.fromkeys(node.output[1:], ())
@@ -268,7 +268,7 @@ class Shapes:
 _RULES: dict[str, Callable[[Shapes, onnx.NodeProto], None]] = {
     **dict.fromkeys(SAME_SHAPE, Shapes._same),
     **dict.fromkeys(BROADCAST, Shapes._broadcast),
-    **dict.fromkeys(_REDUCTIONS, Shapes._reduce),
+    **dict.fromkeys(REDUCTIONS, Shapes._reduce),
     **dict.fromkeys(_PRODUCTS, Shapes._product),
     **dict.fromkeys(("Gemm", "FusedMatMul"), Shapes._turned_product),
     **dict.fromkeys(("MatMulNBits", "MatMulBnb4"), Shapes._packed_product),

@@ -1,6 +1,6 @@
 """Which execution providers run the model: names, options and what this build of ONNX Runtime has.
 
-Knows no model. The only place that maps a provider's name.
+Knows no model. Names are mapped by `provider_table` alone.
 """
 
 from __future__ import annotations

@@ -17,12 +17,14 @@ from olive_ext.engine.shape_choice import Wanted, with_shapes
 from olive_ext.engine.shapes import ShapedRunner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
+from olive_ext.graph.load import load_graph
 from olive_ext.model import locate, resolve_providers
+from olive_ext.model.spec import read_spec
 from olive_ext.model.types import Provider
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.agreement.texts import questions_with_endings
-from tests.exports import VOCAB, genai_export
+from tests.exports import CONTEXT, VOCAB, genai_export
 
 pytestmark = pytest.mark.slow
 
@@ -68,28 +70,32 @@ def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
         session.loglikelihood(answers)
         assert session.describe_execution()["shapes_late"] == 1
     with _open(path, strict_shapes=True) as session:
-        with pytest.raises(RunError, match=r"strict_shapes.* = true: 1 x 8 tokens with 256 reads"):
+        with pytest.raises(RunError, match=r"strict_shapes.*: 1 x 8 tokens with 256 reads were not run beforehand"):
             session.loglikelihood(answers)
         assert session.loglikelihood(answers[:9])[0].token_logprobs
 
 
-def _is_wanted(provider: Provider, **written: object) -> bool:
-    return Wanted.of(EngineConfig.parse(written), provider, exposes_rows=False).steps == "all"
+def _wanted(provider: Provider, *, exposes_rows: bool = False, **written: object) -> str:
+    spec = read_spec(load_graph(genai_export("llama", None) / "model.onnx"), {"model": {"context_length": CONTEXT}})
+    return Wanted.of(EngineConfig.parse(written), provider, spec, exposes_rows=exposes_rows).steps
 
 
 def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
-    assert (_is_wanted(planning), _is_wanted(plain)) == (True, False)
-    assert (_is_wanted(planning, shapes="any"), _is_wanted(plain, shapes="bucketed")) == (False, True)
-    assert (_is_wanted(planning, scoring="branches"), _is_wanted(plain, strict_shapes=True)) == (False, True)
-    assert Wanted.of(EngineConfig(), planning, exposes_rows=True).steps == "none"
+    assert (_wanted(planning), _wanted(plain)) == ("all", "none")
+    assert (_wanted(planning, shapes="any"), _wanted(plain, shapes="bucketed")) == ("none", "all")
+    assert (_wanted(planning, scoring="branches"), _wanted(plain, strict_shapes=True)) == ("none", "all")
+    assert _wanted(planning, exposes_rows=True) == "none"
 
 
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ({"shapes": "any", "strict_shapes": True}, "needs 'engine.shapes'"),
-        ({"scoring": "branches", "shapes": "bucketed"}, "'engine.scoring'"),
+        ({"shapes": "any", "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'shapes' = \"any\""),
+        ({"scoring": "branches", "shapes": "bucketed"}, "engine: 'shapes' = \"bucketed\" excludes 'scoring'"),
+        ({"decode_ahead": True, "graph_capture": True}, "engine: 'graph_capture' = true excludes 'decode_ahead'"),
+        ({"graph": "untouched", "graph_capture": True}, "engine: 'graph_capture' = true excludes 'graph'"),
+        ({"runtime": "genai", "strict_shapes": True}, "'engine.strict_shapes' needs 'engine.runtime'"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(written: dict[str, object], message: str) -> None:
@@ -130,11 +136,11 @@ def test_a_model_that_few_shapes_do_not_fit_is_noticed() -> None:
     runner = engine.runner
     assert isinstance(runner, OrtRunner)
     notes: list[str] = []
-    assert isinstance(with_shapes(runner, runner._spec, 256, Wanted("all"), notes), ShapedRunner)
+    assert isinstance(with_shapes(runner, VOCAB, 256, Wanted("all"), notes), ShapedRunner)
     assert not notes
     seeing = _Seeing(runner)
-    assert with_shapes(seeing, runner._spec, 256, Wanted("all"), notes) is seeing
+    assert with_shapes(seeing, VOCAB, 256, Wanted("all"), notes) is seeing
     assert "nats off" in notes[0]
     with pytest.raises(ConfigError, match="nats off"):
-        with_shapes(seeing, runner._spec, 256, Wanted("all", is_strict=True), notes)
+        with_shapes(seeing, VOCAB, 256, Wanted("all", is_strict=True), notes)
     engine.close()

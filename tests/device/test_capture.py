@@ -16,9 +16,7 @@ from olive_ext.engine.shape_choice import Wanted, with_shapes
 from olive_ext.engine.shapes import ShapedRunner
 from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.graph.load import load_graph
 from olive_ext.model import locate, resolve_providers
-from olive_ext.model.spec import read_spec
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
@@ -40,35 +38,35 @@ def _prompts() -> list[GenerationRequest]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strict_shapes", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 4])
-def test_recorded_steps_find_the_same_tokens_and_scores(num_slots: int, strict_shapes: bool) -> None:
+def test_captured_steps_find_the_same_tokens_and_scores(num_slots: int, strict_shapes: bool) -> None:
     path = _export()
     with (
         open_on("webgpu", path, num_slots=num_slots) as plain,
-        open_on("webgpu", path, num_slots=num_slots, graph_capture=True, strict_shapes=strict_shapes) as recorded,
+        open_on("webgpu", path, num_slots=num_slots, graph_capture=True, strict_shapes=strict_shapes) as captured,
     ):
         for _ in range(2):
-            assert recorded.generate(_prompts()) == plain.generate(_prompts())
+            assert captured.generate(_prompts()) == plain.generate(_prompts())
         asked = [ScoringRequest(prompt.prompt, [7, 8, 9]) for prompt in _prompts()]
-        pairs = zip(recorded.loglikelihood(asked), plain.loglikelihood(asked), strict=True)
+        pairs = zip(captured.loglikelihood(asked), plain.loglikelihood(asked), strict=True)
         assert max(float(np.abs(np.subtract(a.token_logprobs, b.token_logprobs)).max()) for a, b in pairs) < 1e-5
-        facts = recorded.describe_execution()
-        assert facts["steps_recorded"] > 0
+        facts = captured.describe_execution()
+        assert facts["steps_captured"] > 0
         assert facts["shapes_late"] == 0
         assert facts["shapes"] == ("bucketed" if strict_shapes else "bucketed where rows decode")
 
 
 @pytest.mark.webgpu
 @pytest.mark.slow
-def test_longer_requests_move_the_slots_and_are_recorded_anew() -> None:
+def test_longer_requests_move_the_slots_and_are_captured_anew() -> None:
     path = _export()
     rng = random.Random(1)
     long = [
         GenerationRequest([rng.randrange(4, VOCAB) for _ in range(length)], max_new_tokens=5) for length in (9, 90, 300)
     ]
-    with open_on("webgpu", path) as plain, open_on("webgpu", path, graph_capture=True) as recorded:
+    with open_on("webgpu", path) as plain, open_on("webgpu", path, graph_capture=True) as captured:
         for prompt in long:
             asked = [prompt, GenerationRequest(list(prompt.prompt)[1:], max_new_tokens=5)]
-            assert recorded.generate(asked) == plain.generate(asked)
+            assert captured.generate(asked) == plain.generate(asked)
 
 
 @pytest.mark.webgpu
@@ -81,13 +79,13 @@ def test_a_graph_that_needs_the_host_is_refused() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ({}, "CPUExecutionProvider records no steps"),
-        ({"graph": "untouched"}, "needs 'engine.graph'"),
-        ({"scoring": "branches"}, "have any shape"),
+        ({}, "'engine.graph_capture' = true: CPUExecutionProvider captures no steps"),
+        ({"graph": "untouched"}, "'graph_capture' = true excludes 'graph'"),
+        ({"scoring": "branches"}, "'graph_capture' = true excludes 'scoring'"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(written: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"'engine.graph_capture' = true.*{message}"):
+def test_what_cannot_be_captured_is_refused(written: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         olive_ext.open(genai_export("llama", None), engine={"graph_capture": True, **written})
 
 
@@ -116,9 +114,8 @@ def _cpu_engine() -> Engine:
 
 def test_a_replay_that_reads_nothing_new_is_noticed_when_the_model_is_opened() -> None:
     engine = _cpu_engine()
-    spec = read_spec(load_graph(genai_export("llama", None) / "model.onnx"), {}, None)
-    wanted = Wanted("decoding", is_recorded=True)
-    assert isinstance(with_shapes(engine.runner, spec, 256, wanted, []), ShapedRunner)
+    wanted = Wanted("decoding", is_captured=True)
+    assert isinstance(with_shapes(engine.runner, VOCAB, 256, wanted, []), ShapedRunner)
     with pytest.raises(ConfigError, match=r"'engine\.graph_capture' = true: replays"):
-        with_shapes(_Stale(engine.runner), spec, 256, wanted, [])  # type: ignore[arg-type]
+        with_shapes(_Stale(engine.runner), VOCAB, 256, wanted, [])  # type: ignore[arg-type]
     engine.close()

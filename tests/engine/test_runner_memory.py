@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 import olive_ext
+from olive_ext.config import EngineConfig
 from olive_ext.engine.kv_view import ViewKv
+from olive_ext.engine.open import open_engine
 from olive_ext.engine.runner import OrtRunner, is_memory_error
 from olive_ext.errors import MemoryShortageError
+from olive_ext.model import locate, resolve_providers
+from olive_ext.model.types import Provider
 from tests.exports import genai_export
 
 
@@ -58,3 +62,13 @@ def test_slots_are_halved_until_they_fit_or_one_does_not(most: int) -> None:
 )
 def test_messages_about_memory_are_known(message: str, expected: bool) -> None:
     assert is_memory_error(RuntimeError(message)) is expected
+
+
+def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind() -> None:
+    files = locate(genai_export("llama", None))
+    providers = (Provider("CUDAExecutionProvider", "cuda", plans_shapes=True), *resolve_providers("cpu"))
+    engine = open_engine(files, providers, EngineConfig(), allow_cpu_fallback=True)
+    facts = engine.describe()
+    engine.close()
+    assert facts["providers"] == ["CPUExecutionProvider"]
+    assert (facts["decode_ahead"], facts["scoring"], facts["batching"]) == (False, "branches", "range")

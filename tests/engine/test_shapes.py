@@ -10,6 +10,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.shapes import FEW_READS, ShapedRunner, shape_of, step_sizes
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.engine.types import Request
+from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FakeRunner, oracle
 from tests.engine.strategies import assert_equal, requests_of
 
@@ -52,3 +53,24 @@ def test_few_shapes_equal_oracle_and_those_with_few_targets_were_run_ahead(
 )
 def test_sizes_end_with_the_longest_step(most: int, expected: tuple[int, ...]) -> None:
     assert step_sizes(most) == expected
+
+
+class _Short(FakeRunner):
+    """Has no memory for more than 16 reads."""
+
+    def run(self, step: Step) -> StepOutput:
+        if len(step.heads) > 16:
+            raise MemoryShortageError("no memory")
+        return super().run(step)
+
+
+def test_shapes_that_memory_does_not_hold_are_left_out_and_their_steps_halved() -> None:
+    tokens = tuple(number % 4 for number in range(60))
+    request = Request(tokens, num_targets=59)
+    runner = ShapedRunner(_Short(2, Batching.RANGE), step_sizes(64))
+    engine = Engine(runner, 64)
+    assert_equal(engine.run([request])[0], oracle(request))
+    assert engine.counters.steps_halved > 0
+    strict = Engine(ShapedRunner(_Short(2, Batching.RANGE), step_sizes(64), is_strict=True), 64)
+    with pytest.raises(RunError, match="were not run beforehand"):
+        strict.run([request])
