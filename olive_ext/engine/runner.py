@@ -132,7 +132,7 @@ class OrtRunner:
             self._encoder.check(source)
 
     def reserve(self, positions: int) -> None:
-        """Grows the slots to `positions` (rounded up), at least doubling; never shrinks them."""
+        """Grows the slots to `positions` (rounded up), at least by a quarter; never shrinks them."""
         if positions <= self.capacity:
             return
         if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
@@ -141,7 +141,7 @@ class OrtRunner:
         self._reserve_slots(min(_grown(self.capacity, positions), self.context_length))
 
     def reserve_trunk(self, cells: int) -> None:
-        """Grows the trunk to `cells` (rounded up), at least doubling; never shrinks it."""
+        """Grows the trunk to `cells` (rounded up), at least by a quarter; never shrinks it."""
         if self._trunk is not None and cells > self._trunk.kv.capacity:
             self._trunk.kv.reserve(_grown(self._trunk.kv.capacity, cells))
 
@@ -236,8 +236,9 @@ class OrtRunner:
 
 
 def _grown(capacity: int, wanted: int) -> int:
-    """At least `wanted`, at least the double of what there is, in whole steps."""
-    return -(-max(wanted, 2 * capacity) // CAPACITY_STEP) * CAPACITY_STEP
+    """At least `wanted`, at least a quarter more than there is, in whole steps. Not more: with huge pages all of the
+    new memory is filled with zeros."""
+    return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 
 def is_ort_error(error: Exception) -> bool:

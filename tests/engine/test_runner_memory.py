@@ -72,3 +72,13 @@ def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]
     assert (facts["decode_ahead"], facts["scoring"], facts["batching"]) == (False, "branches", "range")
+
+
+def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:
+    engine = open_engine(locate(genai_export("llama", None)), resolve_providers("cpu"), EngineConfig(scoring="rows"))
+    found = []
+    for wanted in (65, 129, 100, 500):
+        engine.runner.reserve(wanted)
+        found.append(engine.runner.capacity)
+    engine.close()
+    assert found == [128, 192, 192, 512]
