@@ -73,6 +73,21 @@ def open_engine(
             allow_cpu_fallback=allow_cpu_fallback,
             profile_prefix=profile_prefix,
         )
+    how = (config, chosen, max_length, batch_size, profile_prefix, exposes_rows)
+    return _open_ort(files, providers, allow_cpu_fallback, *how)
+
+
+def _open_ort(
+    files: ModelFiles,
+    providers: tuple[Provider, ...],
+    allow_cpu_fallback: bool,
+    config: EngineConfig,
+    chosen: Mapping[str, Any],
+    max_length: int | None,
+    batch_size: int | None,
+    profile_prefix: Path | None,
+    exposes_rows: bool,
+) -> Engine:
     adapters = Adapters(config.adapters)
     proto, spec = _read(files, max_length, adapters)
     shapes = Wanted.of(config, providers[0], spec, exposes_rows=exposes_rows)
@@ -81,15 +96,8 @@ def open_engine(
     proto, spec, branches = opener.branches(with_full_length_kv(proto), spec)
     session, head = opener.decoder(proto, spec)
     if opener.device(session).kind != providers[0].device:  # it fell back to the CPU, for which all is chosen anew
-        return open_engine(
-            files,
-            providers[-1:],
-            config,
-            max_length=max_length,
-            batch_size=batch_size,
-            profile_prefix=profile_prefix,
-            exposes_rows=exposes_rows,
-        )
+        how = (config, chosen, max_length, batch_size, profile_prefix, exposes_rows)
+        return _open_ort(files, providers[-1:], False, *how)
     del proto  # inline weights would stay in memory twice
     adapters.attach(session, opener.device(session))
     return _engine(opener, session, head, spec, adapters, batch_size, chosen, branches)
