@@ -18,7 +18,7 @@ from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, requests_of
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
@@ -35,7 +35,7 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
             assert_equal(found, oracle(request))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 4),
