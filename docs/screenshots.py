@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from olive_ext.report import to_html  # noqa: E402
-from olive_ext.report.html import render  # noqa: E402
+from olive_ext.report.html.render import render  # noqa: E402
+from olive_ext.report.lm_eval_results import read_metrics  # noqa: E402
 from olive_ext.report.page import Column, Contrast, Page  # noqa: E402
-from olive_ext.report.results import read_metrics  # noqa: E402
 from tests.report.chromium import Chromium, find_chromium  # noqa: E402
 from tests.report.synthetic import comparison, report  # noqa: E402
 
@@ -59,7 +59,7 @@ def made_up() -> dict[str, str]:
 
 def of(paths: Sequence[str]) -> dict[str, str]:
     """Pages of real reports."""
-    from olive_ext.run.compare import compare, load
+    from olive_ext.run.earlier_reports import compare, load
 
     pages = {"report": to_html(load(paths)[-1].report)}
     return pages if len(paths) == 1 else {**pages, "compare": render(compare(paths))}

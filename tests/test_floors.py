@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 FLOORS = [
     ["errors"],
     ["config", "report", "records"],
-    ["model", "graph", "measures"],
+    ["model", "graph", "stats"],
     ["engine"],
     ["text"],
     ["session"],
@@ -31,35 +31,27 @@ FLOORS = [
 DOORS = {
     "onnxruntime": [
         "olive_ext.model.providers",
-        "olive_ext.model.session",
-        "olive_ext.engine.runner",
-        "olive_ext.engine.adapters",
-        "olive_ext.engine.head",
-        "olive_ext.engine.embedding",
-        "olive_ext.engine.feed",
-        "olive_ext.engine.kv*",
-        "olive_ext.engine.capture",
-        "olive_ext.engine.encoder",
-        "olive_ext.engine.open",
-        "olive_ext.engine.divergence",  # binds the rows of logits that runners leave on their devices
+        "olive_ext.model.ort_session",
+        "olive_ext.engine.runners.ort.*",
+        "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
         "olive_ext.backends.peers",  # tells the backends we compare with how many threads to use
     ],
-    "pynvml": ["olive_ext.model.memory"],
-    "onnxruntime_genai": ["olive_ext.engine.genai_open", "olive_ext.backends.peers"],
-    # hf_runner: a reference in its original form runs on transformers
-    "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.hf_runner", "olive_ext.backends.*"],
+    "pynvml": ["olive_ext.model.free_memory"],
+    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peers"],
+    # runners.hf: a reference in its original form runs on transformers
+    "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.runners.hf.hf_runner", "olive_ext.backends.*"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
     "mlflow": ["olive_ext.run.mlflow_log"],
-    "jinja2": ["olive_ext.report.html", "olive_ext.text.tokenizer", "olive_ext.backends.*"],
-    "matplotlib": ["olive_ext.report.html_svg", "olive_ext.bench.picture"],
+    "jinja2": ["olive_ext.report.html.render", "olive_ext.text.tokenizer", "olive_ext.backends.*"],
+    "matplotlib": ["olive_ext.report.html.svg", "olive_ext.bench.picture"],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
         "olive_ext.graph",
         "olive_ext.graph.*",
-        "olive_ext.model.spec",
+        "olive_ext.model.decoder_spec",
         "olive_ext.model.attention",
-        "olive_ext.model.encoder",
+        "olive_ext.model.encoder_spec",
         "olive_ext.model.locate",
         "olive_ext.model.rounding",
     ],

@@ -48,7 +48,7 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
     """Runs one part in this process: seconds, memory in bytes, and what was found."""
     import olive_ext
     from olive_ext.records import Records
-    from olive_ext.run.memory import PeakMemory
+    from olive_ext.run.peak_memory import PeakMemory
 
     name, _, is_small = part.partition("/")
     texts = json.loads((folder / "documents.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
 
 
 def _distance(outputs: list[Any]) -> dict[str, float]:
-    from olive_ext.measures import Positions, measure_divergence
+    from olive_ext.stats import Positions, measure_divergence
 
     positions = Positions()
     for number, output in enumerate(outputs):

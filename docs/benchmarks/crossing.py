@@ -20,8 +20,8 @@ from typing import Any
 from olive_ext.bench.profile import large_copies, read_runs, summarize
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.types import Generation, Request
+from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.runners.ort.opening import open_engine
 from olive_ext.model import locate, register_libraries, resolve_providers
 from olive_ext.text.tokenizer import load_tokenizer
 

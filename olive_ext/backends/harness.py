@@ -12,7 +12,7 @@ from lm_eval.api.model import LM, CacheHook
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.failures import named_failures
-from olive_ext.backends.lightened import lightened
+from olive_ext.backends.lm_eval_patches import lightened
 from olive_ext.backends.tasks import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError

@@ -16,12 +16,12 @@ from olive_ext.bench.flops import Work, read_work
 from olive_ext.bench.job import OURS, Job, Run
 from olive_ext.bench.picture import draw
 from olive_ext.bench.process import Launcher
-from olive_ext.bench.render import to_markdown
 from olive_ext.bench.rounds import PROBE, Schedule
 from olive_ext.bench.summary import Summary, chosen_runs, summarize
+from olive_ext.bench.tables import to_markdown
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import locate
-from olive_ext.report.files import check_writable, write_texts
+from olive_ext.report.report_files import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 from olive_ext.backends.lm_eval.slices import SLICE
 from olive_ext.bench.flops import measure_ceiling
 from olive_ext.bench.job import OURS, Job
-from olive_ext.bench.memory import now, peak
-from olive_ext.bench.tokens import count_tokens
+from olive_ext.bench.process_memory import now, peak
+from olive_ext.bench.request_tokens import count_tokens
 from olive_ext.text.windows import target_windows
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -81,7 +81,7 @@ def open_lm(job: Job) -> Any:
 
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
-        from olive_ext.workflow.peers import open_olive
+        from olive_ext.workflow.olive_peers import open_olive
 
         return open_olive(job.backend, opening, Path(job.staging))
     return open_backend(job.backend, opening)

@@ -1,7 +1,7 @@
 """What a recipe or a model resolves to, and what is wrong with it, without evaluating anything."""
 
 from olive_ext.check.findings import Fact, Findings, Section
-from olive_ext.check.model import check_model
-from olive_ext.check.recipe import check_recipe
+from olive_ext.check.model_check import check_model
+from olive_ext.check.recipe_check import check_recipe
 
 __all__ = ["Fact", "Findings", "Section", "check_model", "check_recipe"]

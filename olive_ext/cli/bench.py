@@ -46,7 +46,7 @@ def bench_command(arguments: Namespace) -> int:
     values = written_values(arguments, options=BENCH_OPTIONS)
     config = BenchConfig.parse({"model": arguments.model, **values})
     from olive_ext.bench import bench
-    from olive_ext.bench.render import print_summary
+    from olive_ext.bench.tables import print_summary
 
     print_summary(bench(config, say=_say), f"{config.model}: {', '.join(config.tasks)}")
     return 0

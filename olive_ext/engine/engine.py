@@ -9,16 +9,16 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from olive_ext.engine.counters import Counters
-from olive_ext.engine.halving import halve, joined, num_tokens
-from olive_ext.engine.plan import Plan, make_plan
-from olive_ext.engine.scheduler import UNLIMITED, Scheduler, room_of
-from olive_ext.engine.scoring_steps import ScoringSteps
-from olive_ext.engine.sequence import Answer
+from olive_ext.engine.oom_split import halve, joined, num_tokens
+from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.scheduling.counters import Counters
+from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
+from olive_ext.engine.scheduling.scheduler import UNLIMITED, Scheduler, room_of
+from olive_ext.engine.scheduling.scoring_form import ScoringSteps
+from olive_ext.engine.scheduling.sequences import Answer
+from olive_ext.engine.scheduling.shared_prefix import CELLS_PER_POSITION, FIRST_CELL
+from olive_ext.engine.scheduling.step_thread import StepThread
 from olive_ext.engine.step import Runner, Step, StepOutput
-from olive_ext.engine.step_thread import StepThread
-from olive_ext.engine.trunk import CELLS_PER_POSITION, FIRST_CELL
-from olive_ext.engine.types import Request, Result
 from olive_ext.errors import MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.types import SourceKind
 
@@ -124,14 +124,14 @@ class Engine:
     def _fits(self, batch: list[tuple[Hashable, Request]]) -> bool:
         """Room can only be made while nothing runs."""
         slots, cells = self._needed([request for _, request in batch])
-        has_room = slots <= self._runner.capacity and cells <= self._runner.trunk_capacity
+        has_room = slots <= self._runner.capacity and cells <= self._runner.shared_prefix_capacity
         return has_room or not self._scheduler.has_work
 
     def _admit_all(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         for key, request in items:
             _check(key, request, self.context_length)
             self._runner.check_source(request.source)
-        plan: Plan = make_plan(items, can_share=self._runner.can_split)
+        plan: Plan = make_plan(items, can_share=self._runner.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan):
             self.reset()  # what was timed has written into the trunk
         self._reserve([request for _, request in items])
@@ -145,7 +145,7 @@ class Engine:
         runner = self._runner
         slots, cells = self._needed(requests)
         runner.reserve(slots)
-        runner.reserve_trunk(cells)
+        runner.reserve_shared_prefix(cells)
         if self._scheduler.shape != room_of(runner, self._steps.size):
             self._scheduler = self._new_scheduler()
 
@@ -164,20 +164,20 @@ class Engine:
         present, self._begun = self._begun, None
         if present is None:
             scheduler.schedule()
-        if (ahead := scheduler.schedule_ahead()) is not None:
+        if (ahead := scheduler.schedule_overlapped()) is not None:
             present = present or self._thread.begin(scheduler.present)
             self._begun = self._thread.begin(ahead)
         try:
             output = self._runner.run(scheduler.present) if present is None else present.result()
         except MemoryShortageError as error:
-            self._drop_ahead()
+            self._drop_overlapped()
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
 
-    def _drop_ahead(self) -> None:
+    def _drop_overlapped(self) -> None:
         """Behind a step that failed none has run."""
         self._begun = None
-        self._scheduler.drop_ahead()
+        self._scheduler.drop_overlapped()
         self._thread.settle()
 
     def _run(self, step: Step) -> StepOutput:

@@ -1,6 +1,6 @@
 """What the scheduler hands to a runner and what comes back: integers out, small arrays in.
 
-Axes: R head rows of a step, T targets, K sampled rows, V vocabulary.
+Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.types import Notes, Source
+from olive_ext.engine.requests import Notes, Source
 from olive_ext.model.types import SourceKind
 
 FloatArray = npt.NDArray[np.float32]
@@ -46,7 +46,7 @@ class Copy:
     length: int
 
 
-TRUNK = -1
+SHARED_PREFIX = -1
 """The slot whose steps hold branches."""
 
 
@@ -65,7 +65,7 @@ class Row:
     slot: int
     past: int
     tokens: tuple[int, ...]
-    is_fork: bool = False
+    is_checkpoint: bool = False
     """What is resident after these tokens is kept, for other sequences to go on from."""
 
     source: Source | None = None
@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class HeadRow:
+class LogitsRow:
     """The row and the offset in its tokens whose next-token distribution is asked for."""
 
     row: int
@@ -87,11 +87,11 @@ class HeadRow:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: `rows` (of one length unless packed or branches), the `heads` to read, `targets` (head, token
-    id) and `samples` (head)."""
+    """One forward pass: `rows` (of one length unless packed or a tree batch), the `logits_rows` to read, `targets`
+    (index of a logits row, token id) and `samples` (indices of logits rows)."""
 
     rows: tuple[Row, ...]
-    heads: tuple[HeadRow, ...] = ()
+    logits_rows: tuple[LogitsRow, ...] = ()
     targets: tuple[tuple[int, int], ...] = ()
     samples: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
@@ -101,7 +101,8 @@ class Step:
 
     width: int | None = None
     """Positions that the inputs speak of where that is more than the rows have: those behind them are masked."""
-    follows: bool = False
+
+    uses_previous_tokens: bool = False
     """The rows' tokens are those that the step before found, row by row; what stands in them is a placeholder."""
 
 
@@ -113,8 +114,8 @@ class StepOutput:
     greedy_ids: IntArray
     sample_logits_KV: FloatArray
     logits_RV: Any = None
-    """The head rows' logits in fp32, where the runner exposes them: an OrtValue on its device, or a numpy array. One
-    row, which means nothing, where there are no head rows."""
+    """The logits rows' logits in fp32, where the runner exposes them: an OrtValue on its device, or a numpy array. One
+    row, which means nothing, where there are no logits rows."""
 
     notes_T: Notes | None = None
     """What the runner notes of each target beside its score."""
@@ -127,18 +128,18 @@ class Runner(Protocol):
     def batching(self) -> Batching: ...
 
     @property
-    def can_cut(self) -> bool:
-        """Whether a slot can be cut back to any position, or only to those that were kept as forks."""
+    def can_rewind(self) -> bool:
+        """Whether a slot can be cut back to any position, or only to those that were kept as checkpoints."""
         ...
 
     @property
-    def can_split(self) -> bool:
+    def chunked_prefill(self) -> bool:
         """Whether an input may be fed in several steps, or go on from what another has computed. Where it may not,
         `batching` is SINGLE."""
         ...
 
     @property
-    def keeps_tokens(self) -> bool:
+    def async_decode(self) -> bool:
         """Whether it takes steps that follow the one before, whose greedy tokens it keeps."""
         ...
 
@@ -146,12 +147,12 @@ class Runner(Protocol):
     def num_slots(self) -> int: ...
 
     @property
-    def has_trunk(self) -> bool:
+    def has_tree_batches(self) -> bool:
         """Whether a step may hold branches."""
         ...
 
     @property
-    def trunk_capacity(self) -> int:
+    def shared_prefix_capacity(self) -> int:
         """Cells of the trunk."""
         ...
 
@@ -179,8 +180,8 @@ class Runner(Protocol):
         """Makes every slot hold `positions`; what is resident is lost when that changes `capacity`."""
         ...
 
-    def reserve_trunk(self, cells: int) -> None:
-        """Makes the trunk hold `cells`; what is resident is lost when that changes `trunk_capacity`."""
+    def reserve_shared_prefix(self, cells: int) -> None:
+        """Makes the trunk hold `cells`; what is resident is lost when that changes `shared_prefix_capacity`."""
         ...
 
     def run(self, step: Step) -> StepOutput: ...

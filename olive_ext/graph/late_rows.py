@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import onnx
 
 from olive_ext.graph.edit import NodeWriter, reads
-from olive_ext.graph.pattern import Head, NotUnderstood, Walk, label
-from olive_ext.graph.pick import RowPicker
+from olive_ext.graph.gather_rows import RowPicker
+from olive_ext.graph.head_pattern import Head, NotUnderstood, Walk, label
 from olive_ext.graph.row_wise import RowWise
 
 

@@ -12,8 +12,8 @@ import onnx
 
 from olive_ext.graph.dims import factors
 from olive_ext.graph.edit import attribute
-from olive_ext.graph.pattern import NotUnderstood, Walk, domain, label
-from olive_ext.graph.shapes import REDUCTIONS, SKIPS
+from olive_ext.graph.head_pattern import NotUnderstood, Walk, domain, label
+from olive_ext.graph.value_shapes import REDUCTIONS, SKIPS
 
 _ELEMENT_WISE = frozenset(
     {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}

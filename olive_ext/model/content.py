@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from olive_ext.model.tokenizer import tokenizer_files
+from olive_ext.model.tokenizer_folder import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24

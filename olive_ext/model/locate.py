@@ -21,7 +21,7 @@ from olive_ext.model.folders import (
     upwards,
 )
 from olive_ext.model.pipeline import find_pipeline, missing_stage, pipeline_stages
-from olive_ext.model.tokenizer import find_tokenizer
+from olive_ext.model.tokenizer_folder import find_tokenizer
 from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.model.weights import weight_files
 

@@ -23,7 +23,7 @@ class Row:
     """It plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs recorded and replayed."""
+    """Its option that has runs captured and replayed."""
 
     known: str = ""
     """What is known not to work there, or that it was not run, for the documentation."""

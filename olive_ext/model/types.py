@@ -70,7 +70,7 @@ class Provider:
     """It plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs recorded and replayed; None where it has none."""
+    """Its option that has runs captured and replayed; None where it has none."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import IO
 
 from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
-from olive_ext.report.files import write_texts
 from olive_ext.report.render import markdown_table, number, print_rows
 from olive_ext.report.report import Metric, Report, plain
+from olive_ext.report.report_files import write_texts
 
 PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.lm_eval_results import read_metrics
 from olive_ext.report.report import Metric, Report
-from olive_ext.report.results import read_metrics
 
 _PASSES = "passes"
 """`chain.PASSES`, which cannot be imported here without a circle."""

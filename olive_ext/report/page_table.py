@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO
 
-from olive_ext.report.html_differences import SIGNS, Tone, difference_rows, divergence_rows
-from olive_ext.report.html_scores import cost_rows, score_rows
+from olive_ext.report.html.differences import SIGNS, Tone, difference_rows, divergence_rows
+from olive_ext.report.html.scores import cost_rows, score_rows
 from olive_ext.report.page import Page
 from olive_ext.report.render import print_rows
 from olive_ext.report.verdict import verdict

@@ -29,7 +29,7 @@ def kind_of(config: EvaluationConfig) -> Kind:
 
 def open_model(config: EvaluationConfig, progress: bool = False) -> LM:
     """The model, ready for lm-eval. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    from olive_ext.backends.lightened import quiet_bars
+    from olive_ext.backends.lm_eval_patches import quiet_bars
 
     is_onnx = kind_of(config) == "onnx"
     with quiet_bars(progress):
@@ -41,7 +41,7 @@ def open_compared(config: EvaluationConfig, progress: bool = False, **arguments:
 
     `arguments` are further ones of `OrtLM`.
     """
-    from olive_ext.backends.lightened import quiet_bars
+    from olive_ext.backends.lm_eval_patches import quiet_bars
 
     is_onnx = kind_of(config) == "onnx"
     own = {} if is_onnx else {"kind": "hf", "device": config.device}
@@ -52,7 +52,7 @@ def open_compared(config: EvaluationConfig, progress: bool = False, **arguments:
 def context_length(config: EvaluationConfig) -> int | None:
     """The longest context of an ONNX model, from its files; None where these do not tell."""
     from olive_ext.graph.load import load_graph
-    from olive_ext.model.spec import read_spec
+    from olive_ext.model.decoder_spec import read_spec
 
     files = locate(config.model.path, config.model.onnx_file_name, config.tokenizer)
     try:

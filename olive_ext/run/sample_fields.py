@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.run.observed import Observed
+from olive_ext.run.reference.positions_by_task import Observed
 from olive_ext.run.samples import Fields
 
 if TYPE_CHECKING:

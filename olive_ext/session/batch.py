@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from olive_ext.engine.types import Request, Result
+from olive_ext.engine.requests import Request, Result
 from olive_ext.text.convert import Converted
 
 Output = TypeVar("Output")

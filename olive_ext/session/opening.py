@@ -49,13 +49,13 @@ def open(
     if reference is not None and record_to is not None:
         raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
     # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.
-    from olive_ext.session import comparing
+    from olive_ext.session import reference_session
     from olive_ext.session.parts import open_parts
 
     if record_to is not None:
-        return comparing.open_recording(settings, RecordSettings.of(record_to))
+        return reference_session.open_recording(settings, RecordSettings.of(record_to))
     if isinstance(reference, Records):
-        return comparing.open_recorded(settings, reference)
+        return reference_session.open_recorded(settings, reference)
     if reference is not None:
-        return comparing.open_beside(settings, settings.of_reference(reference))
+        return reference_session.open_beside(settings, settings.of_reference(reference))
     return open_parts(settings).session()

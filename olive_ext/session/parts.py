@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.scoring_steps import longest_step
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.scheduling.scoring_form import longest_step
 from olive_ext.model import (
     check_distributions,
     content_hash,
@@ -85,7 +85,10 @@ def _open_onnx(settings: Settings, exposes_rows: bool) -> Parts:
 
 
 def _open_hf(settings: Settings) -> Parts:
-    from olive_ext.engine.hf_runner import HfRunner, load_model  # imported here: brings torch and transformers along
+    from olive_ext.engine.runners.hf.hf_runner import (  # imported here: brings torch and transformers along
+        HfRunner,
+        load_model,
+    )
 
     tokenizer = _tokenizer(settings, settings.tokenizer or settings.model)
     threads = settings.engine.num_threads

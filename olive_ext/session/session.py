@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
-from olive_ext.engine.types import Request, Result
+from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.records import Records
 from olive_ext.session.batch import Batch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from olive_ext.engine.types import Generation, Request, Result, Sampling, Source, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.requests import (
     GenerationOutput,

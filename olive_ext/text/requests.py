@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from olive_ext.engine.types import Compared, FinishReason
+from olive_ext.engine.requests import Compared, FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.text.source import Asked
 

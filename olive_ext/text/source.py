@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.types import Source
+from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError
 from olive_ext.text.stopping import read_configs
 from olive_ext.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 from olive_ext.config import EVALUATOR_TYPE, WorkflowSettings
 from olive_ext.report import Report
 from olive_ext.workflow.measure import measure
-from olive_ext.workflow.results import check_declared, to_metric_result, with_asked
+from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_asked
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from olive_ext.config import EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ModelError
 from olive_ext.model import content_hash, locate
 from olive_ext.workflow.handlers import tokenizer_candidates
-from olive_ext.workflow.reference import settled
+from olive_ext.workflow.input_model import settled
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8

@@ -15,7 +15,7 @@ from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
-from olive_ext.workflow.reference import with_reference
+from olive_ext.workflow.input_model import with_reference
 
 Evaluate = Callable[..., Report]
 

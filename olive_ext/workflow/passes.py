@@ -21,7 +21,7 @@ from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.fingerprint import deciding, environment
 from olive_ext.workflow.measure import measure, surfaced
-from olive_ext.workflow.results import with_asked
+from olive_ext.workflow.metric_results import with_asked
 from olive_ext.workflow.running import running
 
 FINGERPRINT = "fingerprint"

@@ -12,10 +12,10 @@ from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
 
 from olive_ext.config import EVALUATOR_TYPE
-from olive_ext.workflow.early import is_our_pass
-from olive_ext.workflow.engine import mend
 from olive_ext.workflow.evaluator import OrtLMEvaluator
+from olive_ext.workflow.olive_engine import mend
 from olive_ext.workflow.passes import OrtLMEvaluation
+from olive_ext.workflow.preflight import is_our_pass
 from olive_ext.workflow.search import update
 from olive_ext.workflow.wrapping import wrap_once
 

@@ -10,7 +10,7 @@ from typing import Any
 from olive.evaluator.metric_result import joint_metric_key
 
 from olive_ext.errors import RequirementError
-from olive_ext.workflow.early import our_evaluators
+from olive_ext.workflow.preflight import our_evaluators
 
 
 def resolve_goals(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Branches score what one sequence a step scores, up to the end of the context; a device that does them wrongly is
+"""TreeBatches score what one sequence a step scores, up to the end of the context; a device that does them wrongly is
 noticed when the model is opened."""
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig
-from olive_ext.engine.branch_check import check_branches
-from olive_ext.engine.cost import MIN_TOKENS
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.runner import OrtRunner
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
+from olive_ext.engine.scheduling.step_cost import MIN_TOKENS
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.model import locate, resolve_providers
@@ -79,9 +79,9 @@ def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
     engine = open_engine(locate(path), resolve_providers("cpu"), EngineConfig())
     runner = engine._runner
     assert isinstance(runner, OrtRunner)
-    assert check_branches(runner, VOCAB) is None
-    assert "nats off" in (check_branches(_Wrong(runner, is_failing=False), VOCAB) or "")
-    assert "planted" in (check_branches(_Wrong(runner, is_failing=True), VOCAB) or "")
+    assert check_tree_batches(runner, VOCAB) is None
+    assert "nats off" in (check_tree_batches(_Wrong(runner, is_failing=False), VOCAB) or "")
+    assert "planted" in (check_tree_batches(_Wrong(runner, is_failing=True), VOCAB) or "")
     engine.close()
 
 

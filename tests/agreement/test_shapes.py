@@ -11,15 +11,15 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.runner import OrtRunner
-from olive_ext.engine.shape_choice import Wanted, with_shapes
-from olive_ext.engine.shapes import ShapedRunner
+from olive_ext.engine.runners.bucket_trial import Wanted, with_buckets
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.load import load_graph
 from olive_ext.model import locate, resolve_providers
-from olive_ext.model.spec import read_spec
+from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.types import Provider
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -136,11 +136,11 @@ def test_a_model_that_few_shapes_do_not_fit_is_noticed() -> None:
     runner = engine.runner
     assert isinstance(runner, OrtRunner)
     notes: list[str] = []
-    assert isinstance(with_shapes(runner, VOCAB, 256, Wanted("all"), notes), ShapedRunner)
+    assert isinstance(with_buckets(runner, VOCAB, 256, Wanted("all"), notes), BucketedRunner)
     assert not notes
     seeing = _Seeing(runner)
-    assert with_shapes(seeing, VOCAB, 256, Wanted("all"), notes) is seeing
+    assert with_buckets(seeing, VOCAB, 256, Wanted("all"), notes) is seeing
     assert "nats off" in notes[0]
     with pytest.raises(ConfigError, match="nats off"):
-        with_shapes(seeing, VOCAB, 256, Wanted("all", is_strict=True), notes)
+        with_buckets(seeing, VOCAB, 256, Wanted("all", is_strict=True), notes)
     engine.close()

@@ -11,7 +11,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.types import Request
+from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionError, TaskError
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
 from tests.text.tiny import byte_level

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from olive_ext.backends.kept_generations import Generations, Overheard, RememberingLM
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.remembering import Generations, Overheard, RememberingLM
 from tests.backends.reference import instances, model
 from tests.run.duo import NetSession
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.bench.tokens import count_tokens
+from olive_ext.bench.request_tokens import count_tokens
 
 
 def test_choices_behind_one_question_share_its_tokens_and_its_row() -> None:

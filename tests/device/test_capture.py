@@ -11,9 +11,9 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.shape_choice import Wanted, with_shapes
-from olive_ext.engine.shapes import ShapedRunner
+from olive_ext.engine.runners.bucket_trial import Wanted, with_buckets
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import locate, resolve_providers
@@ -115,7 +115,7 @@ def _cpu_engine() -> Engine:
 def test_a_replay_that_reads_nothing_new_is_noticed_when_the_model_is_opened() -> None:
     engine = _cpu_engine()
     wanted = Wanted("decoding", is_captured=True)
-    assert isinstance(with_shapes(engine.runner, VOCAB, 256, wanted, []), ShapedRunner)
+    assert isinstance(with_buckets(engine.runner, VOCAB, 256, wanted, []), BucketedRunner)
     with pytest.raises(ConfigError, match=r"'engine\.graph_capture' = true: replays"):
-        with_shapes(_Stale(engine.runner), VOCAB, 256, wanted, [])  # type: ignore[arg-type]
+        with_buckets(_Stale(engine.runner), VOCAB, 256, wanted, [])  # type: ignore[arg-type]
     engine.close()

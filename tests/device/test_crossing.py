@@ -20,8 +20,8 @@ import pytest
 
 from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig
-from olive_ext.engine.open import open_engine
-from olive_ext.engine.types import Generation, Request, Sampling
+from olive_ext.engine.requests import Generation, Request, Sampling
+from olive_ext.engine.runners.ort.opening import open_engine
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers
 from tests.device.open import LIBRARY, STEP
 from tests.device.watch import Fed, watching

@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.kv import Device, KvPlace
-from olive_ext.engine.kv_view import ViewKv
+from olive_ext.engine.runners.ort.kv.base import Device, KvPlace
+from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.graph.load import load_graph
 from olive_ext.model import locate, open_session, resolve_providers
-from olive_ext.model.spec import read_spec
+from olive_ext.model.decoder_spec import read_spec
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from olive_ext.engine.oom_split import num_tokens
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
-from olive_ext.engine.types import FinishReason, Generation, Request, Result, Source
+from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
 GARBAGE = -7
@@ -37,7 +39,7 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
 class FakeRunner:
     """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows.
 
-    With `keeps_tokens` it takes steps that follow; `steps` holds them with the tokens that were fed.
+    With `async_decode` it takes steps that follow; `steps` holds them with the tokens that were fed.
     """
 
     def __init__(
@@ -46,19 +48,19 @@ class FakeRunner:
         batching: Batching,
         context_length: int = 512,
         *,
-        can_cut: bool = True,
-        can_split: bool = True,
-        has_trunk: bool = False,
-        keeps_tokens: bool = False,
+        can_rewind: bool = True,
+        chunked_prefill: bool = True,
+        has_tree_batches: bool = False,
+        async_decode: bool = False,
     ) -> None:
-        self.keeps_tokens = keeps_tokens
+        self.async_decode = async_decode
         self._kept: list[int] | None = None
         self._running = threading.Lock()
-        self.has_trunk = has_trunk
-        self.trunk_capacity = 0
+        self.has_tree_batches = has_tree_batches
+        self.shared_prefix_capacity = 0
         self._cells: list[tuple[int, int]] = []
-        self.can_cut = can_cut
-        self.can_split = can_split
+        self.can_rewind = can_rewind
+        self.chunked_prefill = chunked_prefill
         self.source_kind = None
         self._forks: list[set[int]] = []
         self._ends: list[int] = []
@@ -79,9 +81,9 @@ class FakeRunner:
             self._forks = [{0} for _ in range(self.num_slots)]
             self._ends = [0] * self.num_slots
 
-    def reserve_trunk(self, cells: int) -> None:
-        if cells > self.trunk_capacity:
-            self.trunk_capacity = cells
+    def reserve_shared_prefix(self, cells: int) -> None:
+        if cells > self.shared_prefix_capacity:
+            self.shared_prefix_capacity = cells
             self._cells = [(GARBAGE, GARBAGE)] * cells
 
     def check_source(self, source: Source | None) -> None:
@@ -97,9 +99,9 @@ class FakeRunner:
     def _with_kept(self, step: Step) -> Step:
         """The step with the tokens that the one before has found, where it follows that."""
         kept, self._kept = self._kept, None
-        if not step.follows:
+        if not step.uses_previous_tokens:
             return step
-        assert self.keeps_tokens
+        assert self.async_decode
         assert kept is not None
         rows = tuple(replace(row, tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
         return replace(step, rows=rows)
@@ -116,7 +118,7 @@ class FakeRunner:
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
             self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
         output = self._answer(step, [self._seen(row) for row in step.rows])
-        if [head.row for head in step.heads] == list(range(len(step.rows))):
+        if [head.row for head in step.logits_rows] == list(range(len(step.rows))):
             self._kept = output.greedy_ids.tolist()
         return output
 
@@ -138,7 +140,7 @@ class FakeRunner:
 
     def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
-        assert self.has_trunk
+        assert self.has_tree_batches
         assert first_cell >= 1  # cell 0 is never seen
         cell = first_cell
         seen = []
@@ -153,14 +155,14 @@ class FakeRunner:
             cells = [self._cells[place] for place in (*row.cells_P, *new)]
             assert [position for _, position in cells] == list(range(len(cells)))
             seen.append([token for token, _ in cells])
-        assert cell <= self.trunk_capacity
+        assert cell <= self.shared_prefix_capacity
         return seen
 
     def _answer(self, step: Step, seen: Sequence[Sequence[int]]) -> StepOutput:
         """What the head reads, of the tokens that each row sees."""
-        prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.heads]
-        of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.heads, strict=True)]
-        if not self.keeps_tokens:  # else idle rows are read, too
+        prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.logits_rows]
+        of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.logits_rows, strict=True)]
+        if not self.async_decode:  # else idle rows are read, too
             assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
@@ -177,12 +179,12 @@ class FakeRunner:
         self._check_resumable(row.slot, row.past)
         self._ends[row.slot] = row.past + len(row.tokens)
         self._forks[row.slot] = {length for length in self._forks[row.slot] if length <= row.past}
-        if row.is_fork:
+        if row.is_checkpoint:
             self._forks[row.slot].add(self._ends[row.slot])
 
     def _check_resumable(self, slot: int, length: int) -> None:
         """A state that cannot be cut goes on only from where it stands, or from a fork that was kept."""
-        assert self.can_cut or length == self._ends[slot] or length in self._forks[slot]
+        assert self.can_rewind or length == self._ends[slot] or length in self._forks[slot]
 
     def describe(self) -> dict[str, object]:
         return {}
@@ -204,6 +206,18 @@ class FakeRunner:
             assert slots == list(range(slots[0], slots[-1] + 1))
         if self.batching is Batching.POOL:
             assert len(slots) == 1 or slots == list(range(self.num_slots))
+
+
+class ShortRunner(FakeRunner):
+    """Has no memory for steps of more than `most` tokens, and fails as a session does: behind copies and moves."""
+
+    most = 3
+
+    def _execute(self, step: Step) -> StepOutput:
+        if num_tokens(step) > self.most:
+            self._prepare(step)
+            raise MemoryShortageError("planted")
+        return super()._execute(step)
 
 
 def oracle(request: Request) -> Result:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from olive_ext.engine.types import Generation, Request, Result, Source
-from tests.engine.fake_runner import VOCAB
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.requests import Generation, Request, Result, Source
+from tests.engine.fake_runner import VOCAB, oracle
 
 TOKENS = st.integers(0, 3)
 SOURCES = [None, *(Source(np.array([number, 5, 9])) for number in range(3))]
@@ -39,3 +42,10 @@ def assert_equal(found: Result, expected: Result) -> None:
         expected.tokens,
         expected.finish_reason,
     )
+
+
+def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]]) -> None:
+    """Each call's results are the oracle's."""
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            assert_equal(found, oracle(request))

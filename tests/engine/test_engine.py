@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.halving import num_tokens
-from olive_ext.engine.step import Batching, Step, StepOutput
-from olive_ext.engine.types import FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.oom_split import num_tokens
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.step import Batching
 from olive_ext.errors import MemoryShortageError, OliveExtError
-from tests.engine.fake_runner import VOCAB, FakeRunner, oracle
-from tests.engine.strategies import SOURCES, assert_equal, requests_of
+from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
+from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 
 
 @settings(max_examples=700, deadline=None)
@@ -28,11 +28,9 @@ from tests.engine.strategies import SOURCES, assert_equal, requests_of
 def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
 ) -> None:
-    batching, can_cut = runner
-    engine = Engine(FakeRunner(num_slots, batching, can_cut=can_cut), chunk_size)
-    for requests in calls:
-        for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
+    batching, can_rewind = runner
+    engine = Engine(FakeRunner(num_slots, batching, can_rewind=can_rewind), chunk_size)
+    assert_runs_as_oracle(engine, calls)
 
 
 @settings(max_examples=700, deadline=None)
@@ -42,7 +40,7 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     chunk_size=st.integers(1, 40),
 )
 def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
-    runner = FakeRunner(num_slots, Batching.RANGE, has_trunk=True)
+    runner = FakeRunner(num_slots, Batching.RANGE, has_tree_batches=True)
     engine = Engine(runner, chunk_size)
     for requests in calls:
         before = len(runner.steps)
@@ -61,11 +59,9 @@ def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], n
 def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     calls: list[list[Request]], num_slots: int, chunk_size: int
 ) -> None:
-    runner = FakeRunner(num_slots, Batching.SINGLE, can_split=False)
+    runner = FakeRunner(num_slots, Batching.SINGLE, chunked_prefill=False)
     engine = Engine(runner, chunk_size)
-    for requests in calls:
-        for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
+    assert_runs_as_oracle(engine, calls)
     inputs = {request.tokens if request.generation else request.tokens[:-1] for call in calls for request in call}
     assert all(len(step.rows) == 1 and not step.copies for step in runner.steps)
     assert {step.rows[0].tokens for step in runner.steps if step.rows[0].past == 0} == inputs
@@ -86,14 +82,16 @@ def test_run_continuous_equals_oracle_under_the_callers_keys(
 
 
 @settings(max_examples=500, deadline=None)
-@given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 40), has_trunk=st.booleans())
-def test_scoring_feeds_exactly_the_distinct_prefixes(requests: list[Request], chunk_size: int, has_trunk: bool) -> None:
+@given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 40), has_tree_batches=st.booleans())
+def test_scoring_feeds_exactly_the_distinct_prefixes(
+    requests: list[Request], chunk_size: int, has_tree_batches: bool
+) -> None:
     scored = [
         Request(request.tokens, request.num_targets, source=request.source)
         for request in requests
         if request.num_targets
     ]
-    engine = Engine(FakeRunner(3, Batching.RANGE, has_trunk=has_trunk), chunk_size)
+    engine = Engine(FakeRunner(3, Batching.RANGE, has_tree_batches=has_tree_batches), chunk_size)
     engine.run(scored)
     inputs = {(request.source, request.tokens[:end]) for request in scored for end in range(1, len(request.tokens))}
     assert engine.counters.tokens_distinct == len(inputs)
@@ -253,34 +251,20 @@ def test_finish_reasons_say_why() -> None:
     ]
 
 
-class _Short(FakeRunner):
-    """Has no memory for steps of more than `most` tokens, and fails as a session does: behind copies and moves."""
-
-    most = 3
-
-    def run(self, step: Step) -> StepOutput:
-        if num_tokens(step) > self.most:
-            self._prepare(step)
-            raise MemoryShortageError("planted")
-        return super().run(step)
-
-
 @settings(max_examples=500, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
     batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
-    has_trunk=st.booleans(),
+    has_tree_batches=st.booleans(),
 )
 def test_steps_without_memory_are_halved_and_results_stay(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, has_trunk: bool
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, has_tree_batches: bool
 ) -> None:
-    runner = _Short(num_slots, batching, has_trunk=has_trunk)
+    runner = ShortRunner(num_slots, batching, has_tree_batches=has_tree_batches)
     engine = Engine(runner, chunk_size)
-    for requests in calls:
-        for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
+    assert_runs_as_oracle(engine, calls)
     longest = max((num_tokens(step) for step in runner.steps), default=0)
     assert longest <= runner.most
     if engine.counters.steps_halved:
@@ -288,7 +272,7 @@ def test_steps_without_memory_are_halved_and_results_stay(
 
 
 def test_a_step_of_one_token_without_memory_is_an_error() -> None:
-    runner = _Short(1, Batching.RANGE)
+    runner = ShortRunner(1, Batching.RANGE)
     runner.most = 0
     with pytest.raises(MemoryShortageError, match="planted"):
         Engine(runner, 8).run([Request((1, 2, 3), 1)])

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.graph.branches import BranchGraph, NoBranches, with_branches
+from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 
 HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
 FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
@@ -61,7 +61,7 @@ def _run(model: onnx.ModelProto, more: Mapping[str, Any], tokens: int, past: int
     return np.asarray(session.run(["out"], feeds)[0])
 
 
-def _told(graph: BranchGraph, positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
+def _told(graph: TreeAttentionGraph, positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
     bias = np.where(visible_ST, 0, -1e30).astype(np.float32)[None, None]
     assert graph.positions is not None
     return {graph.positions: positions[None], **{found.name: bias for found in graph.biases}}
@@ -71,7 +71,7 @@ def _told(graph: BranchGraph, positions: np.ndarray, visible_ST: np.ndarray) -> 
 @pytest.mark.parametrize("window", [-1, 4])
 def test_told_what_it_would_see_anyway_it_attends_as_before(tokens: int, past: int, window: int) -> None:
     model = _model(window)
-    graph = with_branches(model, ["pk", "pv"], has_positions=False)
+    graph = with_tree_attention(model, ["pk", "pv"], has_positions=False)
     positions = np.arange(past, past + tokens)
     visible = np.ones((tokens, past + tokens), bool)
     if window > 0:
@@ -84,7 +84,7 @@ def test_told_what_it_would_see_anyway_it_attends_as_before(tokens: int, past: i
 def test_a_hidden_cell_is_as_if_it_were_not_there() -> None:
     """The cache's last three cells are hidden, and positions go on before them."""
     model = _model()
-    graph = with_branches(model, ["pk", "pv"], has_positions=False)
+    graph = with_tree_attention(model, ["pk", "pv"], has_positions=False)
     tokens, past, hidden = 4, 9, 3
     visible = np.ones((tokens, past + tokens), bool)
     visible[:, past - hidden : past] = False
@@ -96,7 +96,7 @@ def test_a_hidden_cell_is_as_if_it_were_not_there() -> None:
 
 
 def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
-    graph = with_branches(_model(), ["pk", "pv"], has_positions=False)
+    graph = with_tree_attention(_model(), ["pk", "pv"], has_positions=False)
     past, tokens = CONTEXT - 2, 6
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_layers_with_one_window_share_a_bias() -> None:
     node.output[:] = ["out2", "k2", "v2"]
     for name in ("pk2", "pv2"):
         model.graph.input.append(helper.make_tensor_value_info(name, FLOAT, ["B", KV_HEADS, "P", SIZE]))
-    graph = with_branches(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
+    graph = with_tree_attention(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
     assert [found.window for found in graph.biases] == [4]
 
 
@@ -133,12 +133,12 @@ def test_what_cannot_be_told_is_refused_with_the_reason(changes: dict[str, Any],
         entry.i = 0
     else:
         model = _model(**changes)
-    with pytest.raises(NoBranches, match=reason):
-        with_branches(model, ["pk", "pv"], has_positions=False)
+    with pytest.raises(NoTreeAttentionError, match=reason):
+        with_tree_attention(model, ["pk", "pv"], has_positions=False)
 
 
 def test_a_rotary_table_that_the_graph_computes_is_refused() -> None:
     model = _model()
     del model.graph.initializer[0]
-    with pytest.raises(NoBranches, match="'cos' is computed"):
-        with_branches(model, ["pk", "pv"], has_positions=False)
+    with pytest.raises(NoTreeAttentionError, match="'cos' is computed"):
+        with_tree_attention(model, ["pk", "pv"], has_positions=False)

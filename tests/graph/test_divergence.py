@@ -7,7 +7,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 
-from olive_ext.graph.divergence import divergence_graph, record_graph, recorded_graph
+from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 
 Array = npt.NDArray[np.generic]
 RNG_SEED = 5

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head import TokenForm, add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.scoring_head import TokenForm, add_scoring_head, check_scoring, scoring_graph
 from tests.graph import heads
 from tests.graph.heads import H, V, decoder
 

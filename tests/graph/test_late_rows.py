@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.head import add_scoring_head
+from olive_ext.graph.scoring_head import add_scoring_head
 from tests.graph import layers
 from tests.graph.heads import H, V
 from tests.graph.layers import FF, flat_layer, layer

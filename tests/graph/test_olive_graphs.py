@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.head import add_scoring_head
+from olive_ext.graph.scoring_head import add_scoring_head
 from olive_ext.model.rounding import rounding_notes
 from tests.graph import heads
 from tests.graph.heads import WEIGHT, H, Parts, V, decoder

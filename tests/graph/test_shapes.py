@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.dims import broadcast, factors, rest
-from olive_ext.graph.shapes import Shapes
+from olive_ext.graph.value_shapes import Shapes
 from tests.graph.heads import Parts
 
 

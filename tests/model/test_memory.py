@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from olive_ext.model import available_providers
-from olive_ext.model.memory import Memory, UnmeasuredError, cuda_reader, memory_of
+from olive_ext.model.free_memory import Memory, UnmeasuredError, cuda_reader, memory_of
 
 GIB = 2**30
 SAME, MIXED = ("H200", "H200", "H200"), ("T4", "H200", "T4")

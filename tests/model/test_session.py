@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from olive_ext.errors import ModelError, ProviderError
+from olive_ext.model.ort_session import open_session
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import register_libraries, resolve_providers
-from olive_ext.model.session import open_session
 from olive_ext.model.types import Provider
 from olive_ext.model.weights import external_data_plan, weight_files
 from tests.model.tiny import SIZE, graph, in_hf_cache, put_graph, put_weight

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.spec import read_embedding, read_spec
+from olive_ext.model.decoder_spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32

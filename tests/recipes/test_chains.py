@@ -58,7 +58,7 @@ def test_every_recipe_is_listed_and_documented() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_is_valid_and_names_files_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from olive_ext.check.recipe import check_recipe
+    from olive_ext.check.recipe_check import check_recipe
 
     monkeypatch.chdir(ROOT)
     recipe = read(name)

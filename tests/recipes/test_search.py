@@ -19,7 +19,7 @@ def read() -> dict[str, Any]:
 
 
 def test_recipe_is_valid_and_names_files_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    from olive_ext.check.recipe import check_recipe
+    from olive_ext.check.recipe_check import check_recipe
 
     monkeypatch.chdir(ROOT)
     assert check_recipe(RECIPE).problems == []

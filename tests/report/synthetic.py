@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.measures import compare_outcomes
-from olive_ext.measures.divergence import HISTOGRAM_EDGES
-from olive_ext.measures.tokens import CLASSES
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL, Bin, Comparison, Divergence, Flip, Outcome, Spread
+from olive_ext.stats import compare_outcomes
+from olive_ext.stats.distances import HISTOGRAM_EDGES
+from olive_ext.stats.token_classes import CLASSES
 
 TASKS = (("arc_easy", "acc_norm"), ("hellaswag", "acc_norm"), ("gsm8k", "exact_match"), ("mmlu_anatomy", "acc"))
 HOSTILE = (

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.types import Request, Result
-from olive_ext.run.listening import Listener
+from olive_ext.engine.requests import Request, Result
+from olive_ext.run.reference.observer import Listener
 from olive_ext.run.samples import Fields
 from olive_ext.session import Session
 from tests.backends.reference import ForwardEngine, model

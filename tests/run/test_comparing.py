@@ -13,7 +13,7 @@ from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.verdict import verdict
-from olive_ext.run.comparing import Comparer, Mode
+from olive_ext.run.reference.comparison_run import Comparer, Mode
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import model
 from tests.run.duo import TwoModels, logprobs, perturbed

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import psutil
 
-from olive_ext.run.memory import PeakMemory
+from olive_ext.run.peak_memory import PeakMemory
 
 
 def test_memory_that_is_gone_again_counts() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from olive_ext.engine.types import FinishReason, Request, Result
+from olive_ext.engine.requests import FinishReason, Request, Result
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olive_ext.engine.types import FinishReason
+from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
 from olive_ext.text import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest

@@ -13,7 +13,7 @@ from olive.model import ModelConfig
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.workflow.fingerprint import environment
-from olive_ext.workflow.reference import settled, with_reference
+from olive_ext.workflow.input_model import settled, with_reference
 from olive_ext.workflow.running import Run, running
 
 

@@ -12,7 +12,7 @@ from olive.evaluator.metric_result import MetricResult
 from olive_ext.config import EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
-from olive_ext.workflow.results import check_declared, to_metric_result, with_asked
+from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_asked
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
 

@@ -15,8 +15,8 @@ from olive.model import ModelConfig
 from olive_ext.config import PASS_TYPE
 from olive_ext.errors import ConfigError, RequirementError, RunError
 from olive_ext.report import Report, write
+from olive_ext.workflow.after_passes import carried_reports, publish, refresh_reports, run_pass
 from olive_ext.workflow.running import Run, running
-from olive_ext.workflow.steps import carried_reports, publish, refresh_reports, run_pass
 from tests.workflow.recipes import REPORT
 
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]

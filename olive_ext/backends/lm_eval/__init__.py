@@ -1,5 +1,5 @@
 """`OrtLM`, the model class that lm-eval drives: one client of the public session."""
 
-from olive_ext.backends.lm_eval.model import OrtLM
+from olive_ext.backends.lm_eval.ort_lm import OrtLM
 
 __all__ = ["OrtLM"]

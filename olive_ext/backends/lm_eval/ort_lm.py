@@ -1,0 +1,300 @@
+"""`OrtLM`: lm-eval's language model interface on top of the public session.
+
+Turns lm-eval's texts into token ids by HFLM's rules and hands every answer to lm-eval's cache the moment it is there.
+Knows no engine and no provider.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.registry import register_model
+from typing_extensions import Self
+
+from olive_ext.backends.context_pairs import CompletePairs
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.identity import answers_key
+from olive_ext.backends.lm_eval.progress import progress_bar
+from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, Observer, TokenRequest, Wanted, nobody
+from olive_ext.backends.lm_eval.slices import encoded_slices
+from olive_ext.backends.versions import versions
+from olive_ext.errors import SessionError, TaskError
+from olive_ext.model import content_hash, locate, model_kind
+from olive_ext.model.content import hf_content_hash
+from olive_ext.session import Session
+from olive_ext.session import open as open_session
+from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+from olive_ext.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+
+@register_model("olive-ext")
+class OrtLM(CompletePairs):
+    """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
+
+    `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
+    arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
+
+    `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
+    order: with lm-eval's request, what the session was asked for it, and what it answered.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        *,
+        session: Session | None = None,
+        observer: Observer | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        self._observer = observer or nobody
+        self._encoded: dict[str, list[int]] = {}
+        given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
+        given.check(has_session=session is not None)
+        self._arguments = given
+        self._owns_session = session is None
+        self._session: Session | None = session or open_session(str(given.pretrained), **given.opening())
+        self._encoding = self._session.encoding
+        if self._encoding is not None:
+            self._refuse_features()
+            self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
+        own = self._session.tokenizer
+        self._text = Tokenizer(
+            own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
+        )
+        self.tokenizer = own.hf
+        self._thinking = Thinking.of(given.think_end_token, self._text)
+
+    @property
+    def session(self) -> Session:
+        """The open session; `SessionError` once the model is closed."""
+        if self._session is None:
+            raise SessionError("the model is closed: open it again")
+        return self._session
+
+    def over(self, session: Session, observer: Observer | None = None) -> Self:
+        """A model that asks the open `session` as this one asks its own, with this one's tokenizer."""
+        session.tokenizer = self.session.tokenizer
+        return type(self)(session=session, observer=observer, **self._arguments.asking())
+
+    def _refuse_features(self) -> None:
+        if self._encoding is not None and self._encoding.takes_features:
+            model = self.session.describe_execution().get("model")
+            self.close()
+            raise TaskError(
+                f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
+                "through olive_ext.open(...)"
+            )
+
+    def close(self) -> None:
+        """Lets the session go, and closes it where this model opened it. May be called again."""
+        session, self._session = self._session, None
+        if session is not None and self._owns_session:
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens the model sees at once."""
+        return self.session.max_length
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens generated at most where a task names no number."""
+        return self._arguments.max_gen_toks
+
+    @property
+    def batch_size(self) -> int | str:
+        """As asked for; `get_model_info()` has the number in use."""
+        return self._arguments.batch_size
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The tokenizer's EOS."""
+        return self._text.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands for an empty context: the argument, else BOS, else EOS."""
+        return self._text.prefix_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer in lm-eval's cache of built requests, as HFLM does."""
+        return self._text.where.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+        """Token ids by HFLM's BOS rule: see `Tokenizer.encode`."""
+        known = self._encoded.get(string) if add_special_tokens is None else None
+        return self._text.encode(string, add_special_tokens) if known is None else known
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `tokens`."""
+        return self._text.decode(tokens, skip_special_tokens)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
+        options = dict(self._arguments.chat_template_args)
+        if self._arguments.enable_thinking is not None:
+            options["enable_thinking"] = self._arguments.enable_thinking
+        return self._text.render_chat(chat_history, add_generation_prompt, **options)
+
+    @property
+    def pair_tokenizer(self) -> Tokenizer:
+        return self._text
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
+        if self._arguments.enable_thinking:
+            names = sorted({str(request.task_name) for request in requests})
+            raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
+        answers = [CERTAIN] * len(requests)
+        with self._progress("Scoring", len(requests), disable_tqdm) as advance:
+            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args), self._encode):
+                found = self._score(tokens, [requests[place] for place in places], advance)
+                for place, answer in zip(places, found, strict=True):
+                    answers[place] = answer
+        return answers
+
+    def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
+        """The texts' tokens, by TemplateLM's rule, which asks for each text by itself what is computed here at once."""
+        pairs = [request.args for request in requests]
+        texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
+        self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
+        try:
+            return [(pair, *(self._encode_pair(*pair) if pair[1] else ([], []))) for pair in pairs]
+        finally:
+            self._encoded = {}
+
+    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
+        """Answers (key, context ids, target ids); a key of None is not cached."""
+        return self._score(requests, (), lambda count: None)
+
+    def _score(
+        self, requests: Sequence[TokenRequest], instances: Sequence[Instance], advance: Callable[[int], None]
+    ) -> list[Answer]:
+        """`instances` are lm-eval's requests of the same order, for the observer."""
+        answers = [CERTAIN] * len(requests)
+        scored = [index for index, (_, _, target) in enumerate(requests) if target]
+        asked = [self._scoring(*requests[index][1:]) for index in scored]
+
+        def keep(index: int, answer: Answer) -> None:
+            answers[index] = answer
+            if requests[index][0] is not None:
+                self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
+            advance(1)
+
+        def take(at: int, output: ScoringOutput) -> None:
+            keep(scored[at], (output.logprob, output.is_greedy))
+            if instances:
+                self._observer(instances[scored[at]], asked[at], output)
+
+        for index in sorted(set(range(len(requests))).difference(scored)):
+            keep(index, CERTAIN)
+        self.session.loglikelihood(asked, on_result=take)
+        return answers
+
+    def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
+        """As in HFLM an encoder-decoder's context goes to the encoder, and the target alone to the decoder."""
+        return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability in nats of each whole text, of which every token is scored once."""
+        prefix = self.prefix_token_id
+        asked = [RollingRequest(self._rolling_ids(request.args[0]), prefix) for request in requests]
+        with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
+
+            def keep(index: int, output: RollingOutput) -> None:
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
+                self._observer(requests[index], asked[index], output)
+                advance(1)
+
+            outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
+        return [output.logprob for output in outputs]
+
+    def _rolling_ids(self, text: str) -> list[int]:
+        if self._arguments.hflm_rolling_bos:
+            return self._text.encode(text)
+        return self._text.encode_rolling(text, self.prefix_token_id)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context. Greedy requests with equal arguments are generated once."""
+        answers = [""] * len(requests)
+        wanted = self._wanted(requests)
+        with self._progress("Generating", len(requests), disable_tqdm) as advance:
+
+            def keep(at: int, output: GenerationOutput) -> None:
+                item = wanted[at]
+                text = self._thinking.answer(output.tokens, item.settings.until)
+                for index in item.owners:
+                    answers[index] = text
+                    self._observer(requests[index], item.request, output)
+                if not item.settings.is_sampled:
+                    self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
+                advance(len(item.owners))
+
+            self.session.generate([item.request for item in wanted], on_result=keep)
+        return answers
+
+    def _wanted(self, requests: list[Instance]) -> list[Wanted]:
+        eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+        wanted: dict[tuple[str, int], Wanted] = {}
+        repeats: Counter[str] = Counter()
+        for index, request in enumerate(requests):
+            context, gen_kwargs = request.args[:2]
+            settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
+            key = json.dumps([context, gen_kwargs], default=str)
+            repeat = repeats[key] if settings.is_sampled else 0
+            repeats[key] += 1
+            if (key, repeat) not in wanted:
+                prompt = self.tok_encode(context) or [self.prefix_token_id]
+                stops = self._thinking.stops(settings.until)
+                asked = settings.request(prompt, self.max_length, repeat, stops)
+                if self._encoding is not None:
+                    asked = replace(asked, prompt="", source=prompt)
+                wanted[key, repeat] = Wanted(settings, asked, [])
+            wanted[key, repeat].owners.append(index)
+        return list(wanted.values())
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval puts into its results' `config`: the model's digest, versions, and how the session runs it."""
+        return {
+            "pretrained": self._arguments.pretrained,
+            "model_sha": self.content_hash,
+            "versions": versions(),
+            "execution": self.session.describe_execution(),
+        }
+
+    @cached_property
+    def content_hash(self) -> str | None:
+        """Digest of the model's files; None where only a session was given, or a name on the hub."""
+        given = self._arguments
+        if given.pretrained is None:
+            return None
+        if given.kind == "hf" or (given.kind == "auto" and model_kind(given.pretrained) == "hf"):
+            return hf_content_hash(Path(given.pretrained)) if Path(given.pretrained).is_dir() else None
+        return content_hash(locate(given.pretrained, given.onnx_file_name, given.tokenizer))
+
+    def answers_key(self) -> str:
+        """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
+        execution = self.session.describe_execution()
+        return answers_key(self.content_hash, execution, self.max_length, self._arguments.deciding())
+
+    def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
+        return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)

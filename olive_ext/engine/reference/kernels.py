@@ -1,0 +1,182 @@
+"""Runs the graphs of divergence on the rows of logits that runners expose. Knows no model and no request.
+
+Axes: R rows, V vocabulary, N tokens of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.ort_runner import first_line, is_memory_error, is_ort_error
+from olive_ext.errors import ConfigError, MemoryShortageError, RunError
+from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
+from olive_ext.records import Form
+
+LogitRows: TypeAlias = "ort.OrtValue | npt.NDArray[np.float32]"
+OpenGraph: TypeAlias = Callable[[bytes], ort.InferenceSession]
+Array: TypeAlias = npt.NDArray[Any]
+
+_FLOAT = 1
+CPU_BYTES = 1 << 22
+"""Logits that one run of a graph takes on the CPU: what it makes of them then stays in the processor's cache."""
+
+DEVICE_BYTES = 1 << 28
+"""The same on other devices, where it bounds the memory."""
+
+
+class Divergence:
+    """Opens the graphs when they are first needed; `open_graph` opens them on `device`. A graph that fails there is a
+    `RunError`."""
+
+    def __init__(self, open_graph: OpenGraph, device: Device) -> None:
+        self.host_bytes = 0
+        self._open_graph = open_graph
+        self._device = device
+        self._graphs: dict[tuple[object, ...], _RowsGraph] = {}
+
+    def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
+        """`divergence_graph`'s outputs, [R] each. `ids` [R] are where the rows are largest. Raises `ConfigError` for
+        vocabularies of two sizes."""
+        vocab_size = shape_of(candidate)[1]
+        refuse_other_vocabulary(shape_of(reference)[1], vocab_size)
+        graph = self._graph(divergence_graph, vocab_size)
+        rows = {"reference_logits": reference, "logits": candidate}
+        return self._run(graph, rows, {"reference_ids": reference_ids[:, None], "ids": ids[:, None]})
+
+    def record(self, logits: LogitRows, form: Form, rng: np.random.Generator) -> npt.NDArray[np.void]:
+        """Records of the rows: `form.dtype`[R]."""
+        num_rows, vocab_size = shape_of(logits)
+        records_R = np.empty(num_rows, form.dtype)
+        if form.is_whole:
+            host_RV = to_host(logits)
+            self.host_bytes += host_RV.nbytes
+            records_R["logits"] = host_RV - host_RV.max(-1, keepdims=True)
+            return records_R
+        spread = np.arange(form.drawn) + rng.random((num_rows, form.drawn))
+        graph = self._graph(record_graph, vocab_size, form.top, form.drawn)
+        found = self._run(graph, {"logits": logits}, {"uniforms": (spread / form.drawn).astype(np.float32)})
+        for name, values in found.items():
+            records_R[name] = values
+        return records_R
+
+    def compare_recorded(
+        self, records_R: npt.NDArray[np.void], form: Form, logits: LogitRows, ids: Array
+    ) -> dict[str, Array]:
+        """As `compare`, with `recorded_graph`'s outputs too, against records of the form."""
+        vocab_size = shape_of(logits)[1]
+        refuse_other_vocabulary(form.vocab_size, vocab_size)
+        if form.is_whole:
+            kept = np.ascontiguousarray(records_R["logits"])
+            return self.compare(kept, logits, kept.argmax(-1), ids)
+        graph = self._graph(recorded_graph, vocab_size, form.top, form.drawn)
+        record = {
+            "ids": ids[:, None],
+            "record_ids": records_R["ids"].astype(np.int64),
+            "record_logprobs": np.ascontiguousarray(records_R["logprobs"]),
+            "tail": np.ascontiguousarray(records_R["tail"][:, None]),
+        }
+        found = self._run(graph, {"logits": logits}, record)
+        return {**found, "reference_top_logprobs": record["record_logprobs"][:, 0]}
+
+    def _graph(self, build: Callable[..., bytes], *sizes: int) -> _RowsGraph:
+        key = (build, *sizes)
+        if key not in self._graphs:
+            self._graphs[key] = _RowsGraph(self._open_graph(build(*sizes)), self._device)
+        return self._graphs[key]
+
+    def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            found = graph.run(rows, arrays)
+        except Exception as error:
+            if not is_ort_error(error):
+                raise
+            kind = MemoryShortageError if is_memory_error(error) else RunError
+            shape = shape_of(next(iter(rows.values())))
+            raise kind(
+                f"ONNX Runtime failed to compare {shape[0]} rows of {shape[1]} logits: {first_line(error)}"
+            ) from error
+        self.host_bytes += sum(array.nbytes for array in found.values())
+        return found
+
+
+class _RowsGraph:
+    """A graph over rows of logits and small arrays of as many rows, run on some rows at a time."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+        self._session = session
+        self._device = device
+        self._feed = Feed(session, device)
+        self._names = [output.name for output in session.get_outputs()]
+
+    def run(self, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs, on the host."""
+        placed = {name: self._place(value) for name, value in rows.items()}
+        num_rows, vocab_size = shape_of(next(iter(placed.values())))
+        step = self._rows_at_once(num_rows, vocab_size)
+        parts = []
+        for start in range(0, num_rows, step):
+            stop = min(num_rows, start + step)
+            binding = self._session.io_binding()
+            for name, value in placed.items():
+                self._bind_rows(binding, name, value, start, stop)
+            for name, array in arrays.items():
+                self._feed.bind(binding, name, np.ascontiguousarray(array[start:stop]))
+            for name in self._names:
+                binding.bind_output(name)
+            self._session.run_with_iobinding(binding)
+            parts.append([value.numpy() for value in binding.get_outputs()])
+        return {
+            name: np.concatenate(column) for name, column in zip(self._names, zip(*parts, strict=True), strict=True)
+        }
+
+    def _rows_at_once(self, num_rows: int, vocab_size: int) -> int:
+        if not self._device.has_pointers:
+            return num_rows
+        most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
+        return max(1, most // (4 * vocab_size))
+
+    def _place(self, rows: LogitRows) -> LogitRows:
+        """The rows where this graph runs; what another device holds goes through the host."""
+        if isinstance(rows, ort.OrtValue) and rows.device_name() == self._device.kind:
+            return rows
+        host = to_host(rows)
+        if self._device.kind == "cpu":
+            return host
+        return ort.OrtValue.ortvalue_from_numpy(host, self._device.kind, self._device.index)
+
+    def _bind_rows(self, binding: ort.IOBinding, name: str, rows: LogitRows, start: int, stop: int) -> None:
+        if not isinstance(rows, ort.OrtValue):
+            binding.bind_cpu_input(name, rows[start:stop])
+        elif not self._device.has_pointers:
+            binding.bind_ortvalue_input(name, rows)
+        else:
+            _, vocab_size = shape_of(rows)
+            address = rows.data_ptr() + start * vocab_size * 4
+            shape = [stop - start, vocab_size]
+            binding.bind_input(name, self._device.kind, self._device.index, _FLOAT, shape, address)
+
+
+def refuse_other_vocabulary(reference: int, own: int) -> None:
+    """Raises `ConfigError` for logits of two sizes."""
+    if reference != own:
+        raise ConfigError(
+            f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
+        )
+
+
+def shape_of(rows: LogitRows) -> tuple[int, int]:
+    """(R, V)."""
+    shape = rows.shape() if isinstance(rows, ort.OrtValue) else rows.shape
+    return int(shape[0]), int(shape[1])
+
+
+def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
+    array: npt.NDArray[np.float32] = rows.numpy() if isinstance(rows, ort.OrtValue) else np.ascontiguousarray(rows)
+    return array

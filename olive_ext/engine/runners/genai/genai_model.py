@@ -1,0 +1,214 @@
+"""Opens a package with onnxruntime-genai. The only module that imports it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from olive_ext.config import EngineConfig
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.runners.genai.genai_runner import GenaiRunner, one_line
+from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, Traits, find_traits
+from olive_ext.engine.runners.runtime import input_window
+from olive_ext.engine.scheduling.scoring_form import longest_step
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
+from olive_ext.graph.load import load_graph
+from olive_ext.model.attention import rotary_rows
+from olive_ext.model.types import ModelFiles, Provider
+
+_SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
+"""One sequence, whatever genai_config.json says of search."""
+
+_NO_TOKEN = -1
+"""In the place of the pad token where onnxruntime-genai pads: it takes every pad id at the end of a prompt for padding
+and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
+
+
+def open_genai_engine(
+    files: ModelFiles,
+    providers: tuple[Provider, ...],
+    config: EngineConfig,
+    facts: Mapping[str, Any],
+    *,
+    max_length: int | None = None,
+    allow_cpu_fallback: bool = False,
+    profile_prefix: Path | None = None,
+) -> Engine:
+    """An engine that drives onnxruntime-genai. `facts` are added to what it tells of itself.
+
+    Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
+    package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
+    than one and for what it cannot do.
+    """
+    for name in ("adapters", "strict_shapes", "graph_capture"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({facts['runtime_origin']})"
+            )
+    if config.num_slots not in ("auto", 1):
+        raise ConfigError(
+            f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
+        )
+    model = GenaiModel(files, providers, overlay_of(files, config, profile_prefix), max_length)
+    if not allow_cpu_fallback:
+        model.check_device(providers)
+    slots = {"num_slots": 1, "num_slots_origin": "onnxruntime-genai runs one sequence at a time"}
+    return Engine(GenaiRunner(model, {"model": str(files.decoder), **slots, **facts}), longest_step(config))
+
+
+class GenaiModel:
+    """An open `onnxruntime_genai.Model`, and what its generators can do."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        providers: tuple[Provider, ...],
+        overlay: Mapping[str, Any],
+        max_length: int | None,
+    ) -> None:
+        self._og = _import()
+        self._notes: list[str] = []
+        decoder = _decoder_config(files)
+        window = decoder.get("sliding_window") or {}
+        self._least_capacity = int(window.get("window_size", 0)) + 1  # a smaller cache than the window is refused
+        self.logits_name = str(decoder.get("outputs", {}).get("logits", "logits"))
+        self.context_length = self._context_length(files, max_length)
+        try:
+            config = self._og.Config(str(files.directory))
+            config.overlay(json.dumps(overlay))
+            self._used = set_providers(config, providers)
+            self._model: Any = self._og.Model(config)
+            self.traits = self._find_traits(files)
+        except (RuntimeError, MemoryError) as error:
+            raise _refusal(error, files, providers) from error
+
+    def new_generator(self, capacity: int) -> Generator:
+        """Its memory is that of `capacity` positions: without max_length it would be that of the whole context."""
+        params = self._og.GeneratorParams(self._model)
+        params.set_search_options(max_length=self._size(capacity), **_SEARCH)
+        generator: Generator = self._og.Generator(self._model, params)
+        return generator
+
+    def _size(self, capacity: int) -> int:
+        return min(max(capacity, self._least_capacity), self.context_length)
+
+    def check_device(self, providers: tuple[Provider, ...]) -> None:
+        """Raises `ProviderError` where a provider with memory of its own was asked for and the CPU came up."""
+        wanted = providers[0]
+        device = str(self._model.device_type)
+        if wanted.device != "cpu" and device.upper() == "CPU":
+            raise ProviderError(
+                f"onnxruntime-genai runs on the CPU, and {wanted.origin} asks for {wanted.name}; "
+                f"'allow_cpu_fallback' would allow that"
+            )
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "runtime_version": self._og.__version__,
+            "providers": self._used,
+            "device": str(self._model.device_type) if self._model is not None else "closed",
+            "notes": list(self._notes),
+        }
+
+    def close(self) -> None:
+        self._model = None
+
+    def _find_traits(self, files: ModelFiles) -> Traits:
+        window = input_window(files)
+        size = max(NUM_TOKENS, window)
+        vocab_size = int(files.genai_config["model"].get("vocab_size") or size + 1)
+        tokens = [1 + number * 7919 % (vocab_size - 1) for number in range(size)]  # spread, and 0 is often the pad
+        new_generator = partial(self.new_generator, size + 1)
+        may_rewind = not _decoder_config(files).get("sliding_window")
+        return find_traits(new_generator, tokens, self.logits_name, may_rewind=may_rewind, window_size=window)
+
+    def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
+        text_config = files.hf_config.get("text_config", files.hf_config)
+        limits = {
+            "genai_config.json": files.genai_config["model"].get("context_length"),
+            "config.json": text_config.get("max_position_embeddings"),
+            "the rows of the rotary cache": _rotary_rows(files),
+            "max_length": max_length,
+        }
+        known = {origin: int(limit) for origin, limit in limits.items() if limit}
+        if not known:
+            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        winner = min(known, key=lambda origin: known[origin])
+        self._notes.append(f"the context length {known[winner]} is that of {winner}")
+        return known[winner]
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime_genai
+    except ImportError as error:
+        raise ProviderError(
+            f"this model needs onnxruntime-genai, which cannot be imported ({one_line(error)}): install "
+            f"olive-ext[cpu] or olive-ext[gpu], which bring it, or set 'engine.runtime' to \"onnxruntime\""
+        ) from error
+    return onnxruntime_genai
+
+
+def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
+    decoder = (files.genai_config.get("model") or {}).get("decoder")
+    if not isinstance(decoder, Mapping):
+        raise ModelError(
+            f"onnxruntime-genai needs a genai_config.json that describes a decoder, and '{files.directory}' has none; "
+            f"set 'engine.runtime' to \"onnxruntime\""
+        )
+    return decoder
+
+
+def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
+    """What is put over genai_config.json: the user's session options, and the file where another one was chosen."""
+    options: dict[str, Any] = dict(config.session_options)
+    if config.num_threads != "auto":
+        options["intra_op_num_threads"] = config.num_threads
+    if profile_prefix is not None:
+        options["enable_profiling"] = str(profile_prefix)
+    decoder: dict[str, Any] = {"session_options": options} if options else {}
+    named = files.directory / str(_decoder_config(files).get("filename") or "")
+    if not files.pipeline and not (named.is_file() and named.samefile(files.decoder)):
+        if _decoder_config(files).get("pipeline"):
+            raise ModelError(f"'{files.decoder}' is none of the graphs of the pipeline in genai_config.json")
+        decoder["filename"] = os.path.relpath(files.decoder, files.directory)
+    overlay: dict[str, Any] = {"decoder": decoder}
+    if input_window(files):
+        overlay["pad_token_id"] = _NO_TOKEN
+    return {"model": overlay}
+
+
+def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
+    """Puts what the user asked for in the place of genai_config.json's providers; returns the names. The package's own
+    choice stays as it is, with the options that only onnxruntime-genai reads."""
+    asked = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]
+    if any(provider.origin != "always last" for provider in asked):
+        config.clear_providers()
+        for provider in asked:
+            name = provider.name.removesuffix("ExecutionProvider").lower()
+            if name == "cpu":
+                continue  # what remains without any
+            config.append_provider(name)
+            for key, value in provider.options.items():
+                config.set_provider_option(name, key, value)
+    return [provider.name for provider in providers]
+
+
+def _rotary_rows(files: ModelFiles) -> int | None:
+    graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
+    rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
+    return min((number for number in rows if number), default=None)
+
+
+def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:
+    reason = one_line(error)
+    names = [provider.name for provider in providers if provider.device != "cpu"]
+    if names and "provider" in reason.replace(str(files.directory), "").lower():
+        return ProviderError(
+            f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.directory}': {reason}"
+        )
+    return ModelError(f"onnxruntime-genai cannot run '{files.directory}': {reason}")

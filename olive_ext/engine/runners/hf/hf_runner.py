@@ -1,0 +1,247 @@
+"""Runs steps on a Hugging Face model in torch: one sequence at a time, or branches. Knows no tokenizer.
+
+Axes: S tokens of a row, R logits rows, V vocabulary, K sampled rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.requests import Source, refuse_source
+from olive_ext.engine.runners.hf.hf_tree_batch import HfTrunk, takes_masks
+from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
+from olive_ext.engine.scheduling.prefix_tree import common_prefix
+from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.errors import ModelError, RunError
+
+if TYPE_CHECKING:
+    import torch
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+"""Names of the context's length in configurations, in the order in which they are looked for."""
+
+_DEFAULT_LENGTH = 2048
+"""Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
+
+
+class HfRunner:
+    """One slot, and transformers' cache of what was fed last.
+
+    A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
+    serve (a window, a recurrent state, none at all) the past is fed again. TreeBatches run together in a cache of their
+    own, where that is found to be right. Its logits are exposed on the host.
+    """
+
+    batching = Batching.SINGLE
+    num_slots = 1
+    async_decode = False
+    source_kind = None
+
+    def __init__(self, model: Any, facts: Mapping[str, Any], max_length: int | None = None) -> None:
+        self.host_bytes = 0
+        self.tokens_replayed = 0
+        self._model = model
+        self._facts = facts
+        own = context_length(model.config)
+        if max_length is not None and own is not None and max_length > own:
+            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
+        self._context_length = max_length or own or _DEFAULT_LENGTH
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_cache = "past_key_values" in parameters
+        self._picks_rows = "logits_to_keep" in parameters
+        self._is_croppable = self._keeps_cache and _is_croppable(self._new_cache())
+        self._cache: Any = None
+        self._cached: list[int] = []
+        self._slot: list[int] = []
+        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks(model)
+        self._trunk = HfTrunk(model, self._new_cache) if has_tree_batches else None
+        self._trunk_cells = 0
+        if has_tree_batches and (
+            problem := check_tree_batches(self, model.config.get_text_config(decoder=True).vocab_size)
+        ):
+            self._trunk = None
+            self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
+        self._forget()
+
+    @property
+    def has_tree_batches(self) -> bool:
+        return self._trunk is not None
+
+    @property
+    def shared_prefix_capacity(self) -> int:
+        return self._trunk_cells
+
+    @property
+    def can_rewind(self) -> bool:
+        return self._is_croppable
+
+    @property
+    def chunked_prefill(self) -> bool:
+        return self._is_croppable
+
+    @property
+    def capacity(self) -> int:
+        return self._context_length
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    def check_source(self, source: Source | None) -> None:
+        refuse_source(source)
+
+    def reserve(self, positions: int) -> None:
+        """Nothing: the cache grows as it is fed."""
+
+    def reserve_shared_prefix(self, cells: int) -> None:
+        """Allocates nothing either."""
+        self._trunk_cells = max(self._trunk_cells, cells)
+
+    def run(self, step: Step) -> StepOutput:
+        """Raises `RunError` with the step and torch's reason when the device fails."""
+        try:
+            logits_RV = self._run_rows(step) if step.first_cell is None else self._run_branches(step)
+        except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
+            self._forget()
+            shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
+            raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
+        return self._score(logits_RV, step)
+
+    def _run_branches(self, step: Step) -> torch.Tensor:
+        assert self._trunk is not None
+        return self._trunk.run(step)
+
+    def _run_rows(self, step: Step) -> torch.Tensor:
+        (row,) = step.rows
+        past = self._slot[: row.past]
+        logits_RV = self._feed(past, row.tokens, [head.offset for head in step.logits_rows])
+        self._slot = [*past, *row.tokens]
+        return logits_RV
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            **self._facts,
+            "capacity": self.capacity,
+            "context_length": self.context_length,
+            "batching": self.batching.value,
+            "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
+            "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
+            "tokens_replayed": self.tokens_replayed,
+            "scoring_head": "torch",
+            "scoring_head_reason": "log-probabilities of the picked rows in fp32",
+        }
+
+    def close(self) -> None:
+        self._forget()
+        self._model = None
+
+    def _forget(self) -> None:
+        self._cache = None
+        self._cached = []
+        if self._trunk is not None:
+            self._trunk.forget()
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._model.config)
+
+    def _feed(self, past: Sequence[int], tokens: Sequence[int], offsets: list[int]) -> torch.Tensor:
+        """Feeds `tokens` behind `past`; the logits [max(R, 1), V] behind those at `offsets`, in fp32."""
+        import torch
+
+        replayed = past[self._go_back(past) :]
+        fed = [*replayed, *tokens]
+        self.tokens_replayed += len(replayed)
+        rows = torch.tensor([len(replayed) + offset for offset in offsets] or [len(fed) - 1])
+        cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
+        keep = {"logits_to_keep": rows} if self._picks_rows else {}
+        with torch.inference_mode():
+            ids = torch.tensor([fed], device=self._model.device)
+            logits_RV = self._model(input_ids=ids, **cache, **keep).logits[0]
+            picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
+        self._cached = [*past, *tokens]
+        return picked
+
+    def _go_back(self, past: Sequence[int]) -> int:
+        """Cuts the cache back to what it shares with `past`: the number of tokens. Begins anew where it cannot be."""
+        held = len(self._cached)
+        shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
+        if self._cache is not None and (shared == held or self._is_croppable):
+            if shared < held:
+                self._cache.crop(shared - held)  # a negative number takes that many away, in every version 5
+            return shared
+        self._cache = self._new_cache() if self._keeps_cache else None
+        return 0
+
+    def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:
+        import torch
+
+        with torch.inference_mode():
+            log_sums_R = logits_RV.logsumexp(-1)
+            heads_T = torch.tensor([head for head, _ in step.targets], dtype=torch.long, device=logits_RV.device)
+            ids_T = torch.tensor([token for _, token in step.targets], dtype=torch.long, device=logits_RV.device)
+            logprobs_T = logits_RV[heads_T, ids_T] - log_sums_R[heads_T]
+            greedy_R = logits_RV.argmax(-1)[: len(step.logits_rows)]
+            samples_KV = logits_RV[list(step.samples)]
+        logprobs, greedy, samples = (self._to_host(tensor) for tensor in (logprobs_T, greedy_R, samples_KV))
+        return StepOutput(logprobs, greedy, samples, logits_RV.cpu().numpy())
+
+    def _to_host(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = tensor.cpu().numpy()
+        self.host_bytes += array.nbytes
+        return array
+
+
+def load_model(
+    where: str, dtype: str, device: str | None, num_threads: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
+    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process. Raises `ModelError` for
+    what cannot be loaded as a causal language model.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where), "is_encoder_decoder", False)
+        model = None if is_encoder_decoder else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    except Exception as error:
+        raise ModelError(f"transformers cannot load '{where}' as a causal model: {_first_line(error)}") from error
+    if model is None:
+        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    facts = {
+        "model": where,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "runtime": "transformers",
+        "dtype": str(placed.dtype).removeprefix("torch."),
+        "device": str(placed.device),
+    }
+    return placed, facts
+
+
+def context_length(config: Any) -> int | None:
+    """Positions that the configuration names; None where it names none."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    found = (getattr(text, name, None) for name in _LENGTHS)
+    return next((int(value) for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _is_croppable(cache: Any) -> bool:
+    """Whether every layer keeps all positions, so that it can be cut back to any of them."""
+    from transformers.cache_utils import DynamicLayer
+
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

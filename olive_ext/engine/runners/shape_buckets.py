@@ -1,0 +1,219 @@
+"""Gives steps one of a few shapes, each of which is run once beforehand: for providers that plan, compile or tune for
+every shape they meet. Knows no graph.
+
+Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all slots; what is read of a step to one of
+`READS`; masks are as wide as the slots. What was added is cut off again, so numbers stay what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from olive_ext.engine.oom_split import halve, joined
+from olive_ext.engine.runners.wrapper import WrappedRunner
+from olive_ext.engine.step import Batching, LogitsRow, Row, Runner, Step, StepOutput
+from olive_ext.errors import MemoryShortageError, RunError
+
+logger = logging.getLogger(__name__)
+
+READS = (1, 4, 16, 64, 256, 1024, 4096)
+"""Numbers of logits rows and of targets, both the same in one step."""
+
+FEW_READS = 16
+"""A row may be asked for more targets than it has tokens (the answers of a multiple choice): up to so many."""
+
+DECODING = (1,)
+"""The sizes where only steps that decode have few shapes."""
+
+FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
+"""What users are told, by the steps that have few shapes."""
+
+PADDING = 0
+"""A token id that every vocabulary has."""
+
+Item = TypeVar("Item")
+
+
+class Shape(NamedTuple):
+    """All that differs in shape between two steps of one model."""
+
+    rows: int
+    tokens: int
+    """Of each row."""
+
+    reads: int
+    """Head rows, and targets."""
+
+    samples: int
+    """At least 1, read or not."""
+
+    width: int
+    """Positions of a slot, which masks and caches have."""
+
+
+def step_sizes(most: int) -> tuple[int, ...]:
+    """Tokens of a row, the last one `most`: 1, 8, 16, 32 and from there on a third to a half more each time."""
+    sizes = [1, 8, 16, 32]
+    while sizes[-1] < most:
+        sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
+    return (*(size for size in sizes if size < most), most)
+
+
+class BucketedRunner(WrappedRunner):
+    """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
+    steps that decode, the others in any shape. Takes no branches.
+
+    With `is_strict` a step of another shape raises `RunError`.
+    """
+
+    def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
+        super().__init__(inner)
+        self._sizes = sizes
+        self._is_strict = is_strict
+        self._warmed: set[Shape] = set()
+        self._late: set[Shape] = set()
+        self._warmed_capacity = 0
+        self._seconds = 0.0
+
+    @property
+    def batching(self) -> Batching:
+        """All slots or one: two numbers of rows."""
+        return Batching.SINGLE if self._inner.batching is Batching.SINGLE else Batching.POOL
+
+    @property
+    def has_tree_batches(self) -> bool:
+        return False
+
+    def reserve(self, positions: int) -> None:
+        """Makes every slot hold `positions`, and runs all shapes of such slots."""
+        self._inner.reserve(positions)
+        if self.capacity != self._warmed_capacity:
+            self._warm_up()
+            self._warmed_capacity = self.capacity
+
+    def run(self, step: Step) -> StepOutput:
+        """In several steps where the slot has no room for what would be added to one."""
+        padded = self.padded(step)
+        if padded is None:
+            first, second = _halves(step)
+            return joined(self.run(first), self.run(second))
+        if self._is_shaped(step):
+            self._note(shape_of(padded))
+        output = self._inner.run(padded)
+        return replace(
+            output,
+            target_logprobs=output.target_logprobs[: len(step.targets)],
+            greedy_ids=output.greedy_ids[: len(step.logits_rows)],
+            sample_logits_KV=output.sample_logits_KV[: len(step.samples)],
+        )
+
+    def padded(self, step: Step) -> Step | None:
+        """The step in one of the shapes; None where a slot has no room for it."""
+        if not self._is_shaped(step):
+            return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
+        tokens = _next(self._sizes, len(step.rows[0].tokens))
+        if any(row.past + tokens > self.capacity for row in step.rows):
+            return None
+        reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
+        samples = len(step.samples) if len(step.samples) <= 1 else self.num_slots
+        return replace(
+            step,
+            rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
+            logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
+            targets=_filled(step.targets, reads, (0, PADDING)),
+            samples=_filled(step.samples, samples, 0),
+            width=self.capacity,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """How many shapes were run beforehand in how many seconds, and how many were met later."""
+        facts = {
+            "shapes": FORMS["decoding" if self._sizes == DECODING else "all"],
+            "shape_sizes": list(self._sizes),
+            "strict_shapes": self._is_strict,
+            "shapes_warmed": len(self._warmed),
+            "shapes_late": len(self._late),
+            "warm_up_s": self._seconds,
+        }
+        return {**self._inner.describe(), "batching": self.batching.value, **facts}
+
+    def _is_shaped(self, step: Step) -> bool:
+        return self._sizes != DECODING or len(step.rows[0].tokens) == 1
+
+    def _warm_up(self) -> None:
+        begin = time.perf_counter()
+        for step in self._every():
+            padded = self.padded(step)
+            assert padded is not None
+            if shape_of(padded) in self._warmed:
+                continue
+            try:
+                self._inner.run(padded)
+            except MemoryShortageError as error:
+                logger.warning("%s; steps of this shape are not run beforehand", error)
+            else:
+                self._warmed.add(shape_of(padded))
+        self._seconds += time.perf_counter() - begin
+
+    def _every(self) -> Iterator[Step]:
+        """A step of each shape."""
+        for size in (size for size in self._sizes if size <= self.capacity):
+            for reads in _up_to(max(size, FEW_READS)):
+                yield _step(1, size, reads, 0)
+        if self.batching is Batching.POOL and self.num_slots > 1:
+            for reads in _up_to(max(self.num_slots, FEW_READS)):
+                yield _step(self.num_slots, 1, reads, 0)
+                yield _step(self.num_slots, 1, reads, 2)
+
+    def _note(self, shape: Shape) -> None:
+        if shape in self._warmed or shape in self._late:
+            return
+        if self._is_strict:
+            raise RunError(
+                f"'engine.strict_shapes' = true: {shape.rows} x {shape.tokens} tokens with {shape.reads} reads were "
+                f"not run beforehand; rows have up to {self._sizes[-1]} tokens, and as many targets or {FEW_READS}"
+            )
+        self._late.add(shape)
+
+
+def shape_of(step: Step) -> Shape:
+    """The shape of a step whose rows have as many tokens each."""
+    assert step.width is not None
+    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), max(1, len(step.samples)), step.width)
+
+
+def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
+    """A step of that shape at the beginning of the first slots."""
+    return Step(
+        tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows)),
+        (LogitsRow(0, 0),) * reads,
+        ((0, PADDING),) * reads,
+        (0,) * samples,
+    )
+
+
+def _halves(step: Step) -> tuple[Step, Step]:
+    halves = halve(step, Batching.SINGLE)
+    assert halves is not None, "a step of one token fits wherever its tokens do"
+    first, second = halves
+    return replace(first, copies=step.copies), second
+
+
+def _up_to(number: int) -> tuple[int, ...]:
+    """Numbers of reads that cover `number`."""
+    return READS[: bisect_left(READS, number) + 1]
+
+
+def _next(ladder: Sequence[int], number: int) -> int:
+    """The first that is not less than `number`; beyond the last its multiples."""
+    place = bisect_left(ladder, number)
+    return ladder[place] if place < len(ladder) else -(-number // ladder[-1]) * ladder[-1]
+
+
+def _filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
+    return (*values, *[more] * (length - len(values)))

@@ -1,0 +1,114 @@
+"""Requests -> sequences: every distinct prefix is computed once.
+
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score that is
+wanted inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
+`distinct` tokens, is the number of nodes of the prefix tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.engine.requests import Request, Source
+from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence, TokenArray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sequences in the order in which they should be admitted, and the tokens they stand for."""
+
+    sequences: tuple[Sequence, ...]
+    tokens_naive: int
+    """Tokens if every request were fed alone."""
+
+    tokens_distinct: int
+    """Nodes of the prefix tree: the least that exact prefix sharing has to feed (generated tokens not counted)."""
+
+
+def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = True) -> Plan:
+    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it.
+
+    Without `can_share` only equal inputs are computed once.
+    """
+    items = sorted(
+        (source_key(request.source), _input_key(request), order, key, request)
+        for order, (key, request) in enumerate(requests)
+    )
+    sequences: list[Sequence] = []
+    owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
+    previous: TokenArray = np.empty(0, np.int32)
+    previous_source = ""
+    naive = distinct = 0
+    for source, sort_key, _, key, request in items:
+        tokens = np.frombuffer(sort_key, ">u4").astype(np.int32)
+        shared = common_prefix(previous, tokens) if source == previous_source else 0
+        if not can_share and not shared == len(tokens) == len(previous):
+            shared = 0
+        naive += len(tokens)
+        distinct += len(tokens) - shared
+        while owners and owners[-1][0] > shared:
+            _, owner = owners.pop()
+            if (owners[-1][0] if owners else 0) < shared:
+                owners.append((shared, owner))
+        answer = Answer(key, request.num_targets, request.generation)
+        if len(tokens) > shared or request.generation:
+            sequence = _sequence(tokens, request, answer)
+            sequence.num_shared = min(shared, len(tokens) - 1)
+            sequences.append(sequence)
+            _place_checkpoint(sequence.num_shared, owners)
+            if len(tokens) > shared:
+                owners.append((len(tokens), sequence))
+        _place_reads(request, answer, owners)
+        previous, previous_source = tokens, source
+    return Plan(tuple(sequences), naive, distinct)
+
+
+def source_key(source: Source | None) -> str:
+    """What tells sources apart; empty where there is none."""
+    return "" if source is None else source.key
+
+
+def common_prefix(left: TokenArray, right: TokenArray) -> int:
+    """Number of leading tokens that are equal."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+def _input_key(request: Request) -> bytes:
+    """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
+    tokens = request.tokens if request.generation else request.tokens[:-1]
+    return np.array(tokens, ">u4").tobytes()
+
+
+def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
+    generation = request.generation
+    if generation is None:
+        return Sequence(tokens, len(tokens), source=request.source)
+    room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
+    room[: len(tokens)] = tokens
+    rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
+    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=request.source)
+
+
+def _place_checkpoint(length: int, owners: list[tuple[int, Sequence]]) -> None:
+    """Marks the first `length` tokens, which the next sequence shares, where they are computed."""
+    if length:
+        owner = next(owner for end, owner in owners if end >= length)
+        owner.checkpoints.add(length)
+
+
+def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Sequence]]) -> None:
+    first = len(request.tokens) - request.num_targets
+    place = 0
+    for target in range(request.num_targets):
+        position = first + target - 1
+        while owners[place][0] <= position:
+            place += 1
+        record = request.records[target] if request.records else -1
+        read = Read(request.tokens[first + target], answer, target, record)
+        owners[place][1].reads.setdefault(position, []).append(read)

@@ -1,0 +1,111 @@
+"""A request in flight, and the answer it fills.
+
+Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
+so what is computed (`Sequence`) and what is asked (`Answer`) are two things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source
+
+TokenArray = npt.NDArray[np.int32]
+
+
+class Answer:
+    """Collects a request's scores and generated tokens until nothing is missing."""
+
+    def __init__(self, key: Hashable, num_targets: int, generation: Generation | None) -> None:
+        self.key = key
+        self._logprobs = [0.0] * num_targets
+        self._is_greedy = [False] * num_targets
+        self._notes: Notes | None = None
+        self._num_missing = num_targets
+        self.generated: list[int] = []
+        self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
+
+    @property
+    def is_complete(self) -> bool:
+        return self._num_missing == 0 and self.finish_reason is not None
+
+    def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
+        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put
+        once."""
+        self._logprobs[target] = logprob
+        self._is_greedy[target] = is_greedy
+        self._num_missing -= 1
+        if note is not None:
+            if self._notes is None:
+                self._notes = np.zeros(len(self._logprobs), note.dtype)
+            self._notes[target] = note[0]
+
+    def result(self) -> Result:
+        assert self.finish_reason is not None
+        assert self.is_complete
+        return Result(
+            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
+        )
+
+
+@dataclass(frozen=True)
+class Read:
+    """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
+
+    token: int
+    answer: Answer
+    target: int
+    record: int = -1
+
+
+@dataclass
+class Sequence:
+    """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
+
+    `reads[position]` are the scores wanted of the distribution behind that position; `checkpoints` are the numbers of
+    tokens after which later sequences go another way.
+    """
+
+    tokens: TokenArray
+    end: int
+    reads: dict[int, list[Read]] = field(default_factory=dict)
+    checkpoints: set[int] = field(default_factory=set)
+    generation: Generation | None = None
+    answer: Answer | None = None
+    rng: np.random.Generator | None = None
+    source: Source | None = None
+    num_shared: int = 0
+    """Tokens that a sequence before it computes, too: what a plan expects to be resident."""
+
+    slot: int = -1
+    computed: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_input = self.end
+
+    @property
+    def pending(self) -> int:
+        return self.end - self.computed
+
+    @property
+    def is_input_computed(self) -> bool:
+        return self.computed >= self.num_input
+
+    @property
+    def num_positions(self) -> int:
+        """Positions it occupies at most."""
+        return len(self.tokens)
+
+    def wants_next(self, position: int) -> bool:
+        """True where the token behind `position` is to be drawn."""
+        return self.generation is not None and position == self.end - 1
+
+    def first_read(self) -> int:
+        """The first position whose distribution is wanted; nothing from there on may be taken as resident."""
+        last = self.num_input - 1
+        first_score = min(self.reads, default=last)
+        return min(first_score, last)

@@ -1,0 +1,96 @@
+"""What a step costs on the opened model, measured, and what follows for the steps of a plan.
+
+A step of S tokens that attend to T cells takes `fixed + per_token S + per_pair S T` seconds: hidden cells cost as much
+as seen ones. Knows no graph and no device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.engine.scheduling.shared_prefix import FIRST_CELL
+from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Runner, Step
+
+SIZES = (64, 128, 256, 512)
+"""Tokens of a step among which the best is chosen."""
+
+SHAPES = ((8, 72), (64, 72), (64, 1088))
+"""Tokens and cells of the steps that are timed; fewer cells where the context has fewer. The last one has many, so that
+its pairs take long enough to be seen."""
+
+REPEATS = 4
+MIN_CONTEXT = 320
+"""Positions of a context in which steps can be told apart by their cells."""
+
+MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
+"""Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
+
+MARGIN = 0.95
+"""Tree batches are taken where they cost less than this part of what one text a step costs: that has no cells to
+move."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds: of any step, of each token, of each pair of token and cell."""
+
+    fixed: float
+    per_token: float
+    per_pair: float
+
+    def of(self, tokens: float, cells: float) -> float:
+        """Seconds of a step of `tokens` behind and among `cells`."""
+        return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
+
+    def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+        """Seconds of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
+        return sum(self._of_text(tokens, past, size) for tokens, past in parts)
+
+    def of_branches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+        """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
+        the next step, behind its own beginning."""
+        return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
+
+    def _of_text(self, tokens: int, past: int, size: int) -> float:
+        full, rest = divmod(tokens, size)
+        whole = sum(self.of(size, past + size * number) for number in range(1, full + 1))
+        return whole + (self.of(rest, past + tokens) if rest else 0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tokens of a step of branches, or 0 for one sequence a step; and why."""
+
+    size: int
+    reason: str
+
+
+def choose(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> Choice:
+    """The cheapest form of steps for a plan whose parts are (tokens to feed, tokens resident before); a part alone is
+    fed in steps of `row_size`."""
+    rows = cost.of_rows(parts, row_size)
+    branches = {size: cost.of_branches(parts, size) for size in SIZES}
+    size = min(branches, key=lambda size: branches[size])
+    reason = f"measured: {branches[size]:.3g} s expected in steps of {size} tokens, {rows:.3g} s one by one"
+    return Choice(size if branches[size] < MARGIN * rows else 0, reason)
+
+
+def measure(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:
+    """Times steps of the trunk; the best of a few each, behind one that is not counted."""
+    shapes = [(tokens, min(cells, runner.context_length)) for tokens, cells in SHAPES]
+    runner.reserve_shared_prefix(FIRST_CELL + max(cells for _, cells in shapes))
+    seconds = [min([_timed(runner, tokens, cells, clock) for _ in range(REPEATS)][1:]) for tokens, cells in shapes]
+    factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
+    return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())
+
+
+def _timed(runner: Runner, tokens: int, cells: int, clock: Callable[[], float]) -> float:
+    past = cells - tokens - FIRST_CELL
+    row = Row(SHARED_PREFIX, past, (0,) * tokens, cells_P=np.arange(FIRST_CELL, FIRST_CELL + past, dtype=np.int32))
+    begin = clock()
+    runner.run(Step((row,), logits_rows=(LogitsRow(0, tokens - 1),), first_cell=FIRST_CELL + past))
+    return clock() - begin

@@ -1,0 +1,201 @@
+"""Recognises how a graph gets from hidden states to logits, so that rows can be picked before the product.
+
+Only reads the graph. "Rows" are the positions of [B, S]; a node is row-wise when each row of its result depends on
+the same row of its input alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+
+from olive_ext.graph.edit import attribute, subgraphs
+from olive_ext.graph.value_shapes import Shapes
+
+_MICROSOFT = "com.microsoft"
+
+PRODUCTS = frozenset(
+    {
+        ("", "MatMul"),
+        ("", "Gemm"),
+        ("", "MatMulInteger"),
+        ("", "QLinearMatMul"),
+        (_MICROSOFT, "FusedMatMul"),
+        (_MICROSOFT, "MatMulNBits"),
+        (_MICROSOFT, "MatMulBnb4"),
+        (_MICROSOFT, "QGemm"),
+    }
+)
+"""Products of rows (input 0) with a weight. All other inputs must be constant."""
+
+ROW_WISE = frozenset(
+    {"Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Tanh"}
+    | {"DequantizeLinear", "QuantizeLinear"}
+)
+"""Element-wise operators, row-wise as long as their other inputs are constants that are equal for all rows."""
+
+LAYOUT = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that keep the order of the elements; skipped where only B and S are merged or split."""
+
+_QUANTIZE = frozenset({"Cast", "DequantizeLinear", "QuantizeLinear"})
+_WEIGHT = {"QLinearMatMul": 3, "QGemm": 3}
+_TWO_D = frozenset({"Gemm", "QGemm"})
+
+
+@dataclass(frozen=True)
+class Head:
+    """The way from `rows`, the value whose rows can be picked, to the logits."""
+
+    rows: str
+    nodes: tuple[onnx.NodeProto, ...]
+    """In order of execution; each has one output. Nodes of LAYOUT are to be skipped."""
+
+    product: str
+    """Operator that multiplies with the vocabulary's weight."""
+
+    is_flat: bool
+    """The product takes [B*S, H], not [B, S, H]."""
+
+    hidden_size: int | None
+    vocab_size: int | None
+
+
+class NotUnderstood(Exception):
+    """Why rows cannot be picked before the product, in words that end a sentence."""
+
+
+def find_head(graph: onnx.GraphProto, logits: str, vocab_size: int | None) -> Head:
+    """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
+    return Walk(graph, vocab_size).run(logits)
+
+
+class Walk:
+    """Reads products with weights, and what is constant."""
+
+    def __init__(self, graph: onnx.GraphProto, vocab_size: int | None) -> None:
+        self._vocab_size = vocab_size
+        self._producers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output if name}
+        self.shapes = Shapes(graph)
+        self.constants = _constants(graph)
+        """Values that depend on no graph input."""
+
+    def run(self, logits: str) -> Head:
+        nodes: list[onnx.NodeProto] = []
+        value = logits
+        while not self.is_product(node := self._producer(value)):
+            nodes.append(node)
+            value = self._through(node)
+        self.check_product(node)
+        hidden_size, width = self.sizes(node)
+        if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != self._vocab_size):
+            raise NotUnderstood("a reshape behind the product may mix rows: the vocabulary size is unknown")
+        nodes.append(node)
+        rows = self._above_quantization(node.input[0], nodes)
+        vocab_size = self._vocab_size if width is None else width
+        return Head(rows, tuple(reversed(nodes)), node.op_type, node.op_type in _TWO_D, hidden_size, vocab_size)
+
+    def _producer(self, value: str) -> onnx.NodeProto:
+        if (node := self._producers.get(value)) is None:
+            raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
+        return node
+
+    def is_product(self, node: onnx.NodeProto) -> bool:
+        """Whether the operator may multiply rows with a weight; `check_product` tells whether it does."""
+        return (domain(node), node.op_type) in PRODUCTS
+
+    def _through(self, node: onnx.NodeProto) -> str:
+        """The one input of a row-wise node that carries the rows."""
+        if domain(node) == "" and node.op_type in LAYOUT:
+            return str(node.input[0])
+        if domain(node) != "" or node.op_type not in ROW_WISE or len(node.output) != 1:
+            raise NotUnderstood(f"{label(node)} is neither row-wise nor a product with a constant weight")
+        carrying: list[str] = [value for value in node.input if value and value not in self.constants]
+        if len(carrying) != 1:
+            raise NotUnderstood(self._why_variable(node, carrying))
+        for value in node.input:
+            if value and value != carrying[0] and not self.is_same_for_all_rows(node, value):
+                raise NotUnderstood(f"{label(node)} combines the rows with '{value}', which may differ between rows")
+        return carrying[0]
+
+    def _why_variable(self, node: onnx.NodeProto, carrying: Iterable[str]) -> str:
+        for value in carrying:
+            above = self._producers.get(value)
+            candidates = [value, *(above.input if above is not None and above.op_type == "Mul" else ())]
+            for name in candidates:
+                source = self._producers.get(name)
+                if source is not None and source.op_type == "DynamicQuantizeLinear":
+                    return f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers"
+        return f"{label(node)} combines several values that are not constant"
+
+    def is_same_for_all_rows(self, node: onnx.NodeProto, value: str) -> bool:
+        """Whether a constant has no axis, or none but the last, along which it may differ."""
+        dims = self.shapes.of.get(value)
+        if dims is None:
+            return False
+        if node.op_type in _QUANTIZE:  # a longer scale belongs to an axis counted from the front
+            return all(size == 1 for size in dims)
+        return all(size == 1 for size in dims[:-1])
+
+    def check_product(self, node: onnx.NodeProto) -> None:
+        """Raises NotUnderstood unless each row is multiplied with one constant weight."""
+        rows, *others = node.input
+        source = self._producers.get(rows)
+        if source is not None and source.op_type == "DynamicQuantizeLinear":
+            raise NotUnderstood(f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers")
+        variable = [value for value in others if value and value not in self.constants]
+        if variable or rows in self.constants:
+            raise NotUnderstood(f"{label(node)} multiplies with '{(variable or [rows])[0]}', which is not constant")
+        if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+            raise NotUnderstood(f"{label(node)} transposes the rows")
+        dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)])
+        if "MatMulNBits" not in node.op_type and node.op_type != "MatMulBnb4" and dims is not None and len(dims) != 2:
+            raise NotUnderstood(f"{label(node)} multiplies with a weight of rank {len(dims)}")
+        if node.op_type == "Gemm" and len(node.input) > 2 and not self.is_same_for_all_rows(node, node.input[2]):
+            raise NotUnderstood(f"{label(node)} adds '{node.input[2]}', which may differ between rows")
+
+    def sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
+        """Of the product's weight: elements of a row, and columns, as far as they are known."""
+        if node.op_type in ("MatMulNBits", "MatMulBnb4"):
+            return attribute(node, "K", None), attribute(node, "N", None)
+        dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)]) or (None, None)
+        inner, columns = (size if isinstance(size, int) else None for size in dims)
+        return (columns, inner) if attribute(node, "transB", 0) else (inner, columns)
+
+    def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
+        """Steps over the activation's quantization, which ONNX Runtime fuses with the product."""
+        found: list[onnx.NodeProto] = []
+        value = rows
+        while (node := self._producers.get(value)) is not None and node.op_type in _QUANTIZE:
+            try:
+                value = self._through(node)
+            except NotUnderstood:
+                break
+            found.append(node)
+        if not any(node.op_type == "QuantizeLinear" for node in found):
+            return rows
+        nodes += found
+        return value
+
+
+def _constants(graph: onnx.GraphProto) -> set[str]:
+    """Values that depend on no graph input."""
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {tensor.values.name for tensor in graph.sparse_initializer}
+    for node in graph.node:
+        if node.op_type.startswith("Random") or any(True for _ in subgraphs(node)):
+            continue
+        if all(not value or value in constants for value in node.input):
+            constants.update(node.output)
+    return constants
+
+
+def domain(node: onnx.NodeProto) -> str:
+    """The node's domain; "" is ONNX's own."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def label(node: onnx.NodeProto) -> str:
+    """Operator and name, for messages."""
+    return f"{node.op_type} '{node.name or node.output[0]}'"

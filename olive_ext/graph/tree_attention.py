@@ -1,0 +1,147 @@
+"""Lets one step continue a shared prefix in several ways: every attention is told which cells each token sees.
+
+GroupQueryAttention takes several tokens behind a past in one row only, and there each token sees all cells before its
+own. With a bias that hides cells, and positions that are given instead of counted, the tokens of that row may be
+branches of a tree:
+
+cells     0 1 2 3 4 | 5 6 7 | 8 9        a prefix, then "x y z" and "u v", both behind the prefix
+positions 0 1 2 3 4 | 5 6 7 | 5 6        "u" does not see cells 5 to 7
+Knows no session and no provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+
+from olive_ext.graph.edit import all_names, attribute
+
+POSITIONS = "olive_ext/branch_positions"
+BIAS = "olive_ext/branch_bias"
+TABLE = "olive_ext/branch_table"
+
+_WINDOW = "local_window_size"
+_POSITIONS_AT, _BIAS_AT = 9, 10
+"""GroupQueryAttention's inputs `position_ids` and `attention_bias`."""
+
+_ROTARY_AT = 7, 8
+"""Its inputs `cos_cache` and `sin_cache`."""
+
+_BIAS_TYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class BiasInput:
+    """An input [1 or B, 1, S, T] that is added to the attention's scores; all its layers see the same cells."""
+
+    name: str
+    elem_type: int
+    window: int | None
+    """Positions that a token sees, its own included; None for all."""
+
+
+@dataclass(frozen=True)
+class TreeAttentionGraph:
+    """The edited model and its new inputs. `positions` [B, S] is None where the graph has had such an input before."""
+
+    model: onnx.ModelProto
+    positions: str | None
+    biases: tuple[BiasInput, ...]
+
+
+class NoTreeAttentionError(Exception):
+    """Why a graph cannot be told which cells a token sees."""
+
+
+def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool) -> TreeAttentionGraph:
+    """A copy of `model` in which every attention over the caches `past_names` takes a bias, and positions.
+
+    A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
+    the reason where that cannot be done.
+    """
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    nodes = list(_attentions(edited.graph, set(past_names)))
+    elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
+    if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
+        raise NoTreeAttentionError("the graph has values with the names of the new inputs")
+    rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
+    if rotates == {False} and not has_positions:
+        raise NoTreeAttentionError("the graph counts positions by itself")
+    biases: dict[tuple[int, int | None], BiasInput] = {}
+    tables = _Tables(edited)
+    for node in nodes:
+        _check(node, elem_types[node.input[3]])
+        window = _take_window(node)
+        key = (elem_types[node.input[3]], window)
+        bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
+        node.input.extend([""] * (_BIAS_AT + 1 - len(node.input)))
+        node.input[_BIAS_AT] = bias.name
+        if attribute(node, "do_rotary", 0):
+            node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
+            for place in _ROTARY_AT:
+                node.input[place] = tables.doubled(node.input[place])
+    asks = any(POSITIONS in node.input for node in nodes)
+    if asks:
+        edited.graph.input.append(helper.make_tensor_value_info(POSITIONS, onnx.TensorProto.INT64, ["B", "S"]))
+    for bias in biases.values():
+        shape = [f"{bias.name}_{axis}" for axis in "B1ST"]
+        edited.graph.input.append(helper.make_tensor_value_info(bias.name, bias.elem_type, shape))
+    return TreeAttentionGraph(edited, POSITIONS if asks else None, tuple(biases.values()))
+
+
+class _Tables:
+    """Rotary tables, doubled: GroupQueryAttention wants a row for each cell, though no position is that large."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._graph = model.graph
+        self._constants = {tensor.name for tensor in model.graph.initializer}
+        self._doubled: dict[str, str] = {}
+
+    def doubled(self, name: str) -> str:
+        """The table `name` twice, one behind the other."""
+        if name in self._doubled.values():
+            return name
+        if name not in self._constants:
+            raise NoTreeAttentionError(f"the rotary table '{name}' is computed from the number of cells")
+        if name not in self._doubled:
+            node = helper.make_node("Concat", [name, name], [f"{TABLE}_{len(self._doubled)}"], axis=0)
+            node.name = node.output[0]
+            self._graph.node.insert(0, node)
+            self._doubled[name] = node.output[0]
+        return self._doubled[name]
+
+
+def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
+    """The nodes that read the caches, all of them GroupQueryAttention."""
+    seen: set[str] = set()
+    for node in graph.node:
+        caches = past_names.intersection(node.input)
+        if not caches:
+            continue
+        if node.op_type != "GroupQueryAttention":
+            raise NoTreeAttentionError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
+        seen |= caches
+        yield node
+    if seen != past_names:
+        raise NoTreeAttentionError(f"nothing reads the cache '{min(past_names - seen)}'")
+
+
+def _check(node: onnx.NodeProto, elem_type: int) -> None:
+    if elem_type not in _BIAS_TYPES:
+        raise NoTreeAttentionError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
+    if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
+        raise NoTreeAttentionError("the attention has a bias already")
+
+
+def _take_window(node: onnx.NodeProto) -> int | None:
+    """The node's window, which is removed from it."""
+    window: int = attribute(node, _WINDOW, -1)
+    for index, entry in enumerate(node.attribute):
+        if entry.name == _WINDOW:
+            del node.attribute[index]
+            break
+    return window if window > 0 else None

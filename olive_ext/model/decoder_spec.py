@@ -1,0 +1,295 @@
+"""Reads what a decoder takes, returns and can do from its graph and genai_config.json.
+
+What the graph states wins over genai_config.json, which has one number for all layers and is at times wrong; the
+config gives names and fills in what the graph leaves symbolic. Knows no session, no provider and no files.
+
+Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from olive_ext.errors import ModelError
+from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec, window_notes
+from olive_ext.model.encoder_spec import read_cross_inputs
+from olive_ext.model.rounding import has_step_scales, rounding_notes, rounds_rows
+from olive_ext.model.tensor_names import (
+    EMBEDDING_NAMES,
+    KV_NAMES,
+    PACKED_RANKS,
+    ROLE_NAMES,
+    ROLE_RANKS,
+    STATE_NAMES,
+    UNSUPPORTED,
+)
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
+
+Config = Mapping[str, Any]
+_INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
+_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
+"""Keys of config.json for the most positions of a decoder."""
+
+
+def read_spec(
+    model: onnx.ModelProto,
+    genai_config: Config,
+    max_length: int | None = None,
+    hf_config: Config | None = None,
+    provided: Container[str] = (),
+) -> DecoderSpec:
+    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
+    in `provided` are filled by others (adapters) and left out.
+
+    Raises ModelError, naming the input or output, for a graph that is not understood or not supported yet.
+    """
+    return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
+
+
+def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
+    """The interface of an embedding graph that returns the decoder's inputs `wanted`.
+
+    Raises ModelError where it does not return them, or takes something that text does not have.
+    """
+    reader = _Reader(model, {}, {})
+    return reader.read_embedding(tuple(wanted))
+
+
+class _Reader:
+    def __init__(
+        self, model: onnx.ModelProto, genai_config: Config, hf_config: Config, provided: Container[str] = ()
+    ) -> None:
+        self._graph = model.graph
+        self._model_config: Mapping[str, Any] = genai_config.get("model", {})
+        self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
+        self._hf_config = hf_config
+        weights = {tensor.name for tensor in model.graph.initializer}
+        inputs = (value for value in model.graph.input if value.name not in weights and value.name not in provided)
+        self._inputs = {value.name: tensor_spec(value) for value in inputs}
+        self._outputs = {value.name: tensor_spec(value) for value in model.graph.output}
+        self._attention = AttentionNodes(model.graph)
+        self._is_packed = any(name in self._inputs for name in ROLE_NAMES[Role.BLOCK_TABLE])
+        self._notes: list[str] = []
+
+    def read(self, max_length: int | None) -> DecoderSpec:
+        pairs = self._pairs(self._configured_kv_names() + KV_NAMES)
+        state_pairs = self._pairs(STATE_NAMES)
+        inputs = tuple(found for role in Role if (found := self._input(role)) is not None)
+        embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
+        cross = read_cross_inputs(self._inputs, self._model_config)
+        self._refuse_others({found.tensor.name for found in inputs} | {*pairs, *state_pairs, *embeddings, *cross.names})
+        if not embeddings and not any(found.role is Role.INPUT_IDS for found in inputs):
+            raise ModelError(f"the decoder has no input 'input_ids'; it has {_listed(self._inputs)}")
+        if not pairs and not state_pairs:
+            raise ModelError(
+                "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
+            )
+        kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
+        states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
+        logits = self._logits()
+        self._notes.extend(window_notes(kv))
+        obstacle = self._in_place_obstacle(kv, states)
+        self._notes.append(
+            "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
+        )
+        return DecoderSpec(
+            inputs=inputs,
+            kv=kv,
+            logits=logits,
+            vocab_size=self._vocab_size(logits),
+            context_length=self._context_length(max_length, kv),
+            is_kv_in_place=obstacle is None,
+            states=states,
+            embeddings=embeddings,
+            cross=cross,
+            is_splittable=not has_step_scales(self._graph.node),
+            rounds_rows=rounds_rows(self._graph.node),
+            notes=(*self._notes, *rounding_notes(self._graph.node)),
+        )
+
+    def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
+        missing = [name for name in wanted if name not in self._outputs]
+        if missing:
+            raise ModelError(f"the embedding graph returns {_listed(self._outputs)}; the decoder takes '{missing[0]}'")
+        tokens = self._input(Role.INPUT_IDS)
+        if tokens is None:
+            raise ModelError(f"the embedding graph has no input 'input_ids'; it has {_listed(self._inputs)}")
+        features = tuple(tensor for tensor in self._inputs.values() if tensor != tokens.tensor)
+        for tensor in features:
+            if len(tensor.shape) != 2 or not isinstance(tensor.shape[1], int):
+                raise ModelError(f"the embedding graph's input '{tensor.name}' {list(tensor.shape)} is not understood")
+        return EmbeddingSpec((tokens,), features, wanted)
+
+    def _input(self, role: Role) -> InputSpec | None:
+        configured = self._decoder_config.get("inputs", {}).get(role.value)
+        tensor = next((self._inputs[name] for name in (configured, *ROLE_NAMES[role]) if name in self._inputs), None)
+        if tensor is None:
+            return None
+        accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else _INTEGER_TOKENS
+        if tensor.elem_type not in accepted:
+            kind = TensorProto.DataType.Name(tensor.elem_type)
+            names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
+            raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
+        accepted_ranks = (PACKED_RANKS if self._is_packed else ROLE_RANKS)[role]
+        if len(tensor.shape) not in accepted_ranks:
+            ranks = " or ".join(map(str, accepted_ranks))
+            raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
+        return InputSpec(role, tensor)
+
+    def _refuse_others(self, known: set[str]) -> None:
+        others = [name for name in self._inputs if name not in known]
+        for pattern, reason in UNSUPPORTED:
+            for name in others:
+                if re.search(pattern, name):
+                    raise ModelError(f"input '{name}' is not supported yet: {reason}")
+        if others:
+            raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {_listed(self._inputs)}")
+
+    def _configured_kv_names(self) -> tuple[tuple[str, str], ...]:
+        inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
+        return tuple(
+            (inputs[f"past_{part}_names"], outputs[f"present_{part}_names"])
+            for part in ("key", "value")
+            if f"past_{part}_names" in inputs and f"present_{part}_names" in outputs
+        )
+
+    def _pairs(self, names: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Past to present, by layer, each layer's tensors in the order of `names`."""
+        found: dict[str, tuple[int, int, str]] = {}
+        for rank, (past, present) in enumerate(names):
+            pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
+            for name in self._inputs:
+                match = pattern.fullmatch(name)
+                if not match or not match.groups():
+                    continue
+                output = present.replace("%d", match.group(1))
+                if name not in found or (found[name][2] not in self._outputs and output in self._outputs):
+                    found[name] = (int(match.group(1)), rank, output)
+        for name, (_, _, present) in found.items():
+            if present not in self._outputs:
+                raise ModelError(f"input '{name}' has no output '{present}'; there are {_listed(self._outputs)}")
+        return {name: found[name][2] for name in sorted(found, key=lambda name: found[name][:2])}
+
+    def _kv_tensor(self, past: str, present: str) -> KvTensor:
+        tensor = self._inputs[past]
+        if len(tensor.shape) == 3 and any(name in self._inputs for name in ROLE_NAMES[Role.WRITE_INDICES]):
+            return self._static_kv_tensor(tensor, present)
+        if len(tensor.shape) != 4:
+            raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
+        if self._is_packed:
+            return self._paged_kv_tensor(tensor, present)
+        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
+        head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
+        return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
+
+    def _static_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
+        """A static cache [batch, positions, width]: the graph writes at indices that it is given."""
+        _, capacity, width = tensor.shape
+        if not isinstance(capacity, int) or not isinstance(width, int):
+            raise ModelError(
+                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; a static cache is fixed"
+            )
+        return KvTensor(tensor.name, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
+
+    def _paged_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
+        """Blocks [blocks, positions, heads, size]."""
+        *_, heads, head_size = tensor.shape
+        if not isinstance(heads, int) or not isinstance(head_size, int):
+            raise ModelError(
+                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; heads and size are fixed"
+            )
+        return KvTensor(tensor.name, present, tensor.elem_type, heads, head_size, position_axis=1)
+
+    def _state_tensor(self, past: str, present: str) -> StateTensor:
+        tensor = self._inputs[past]
+        shape = tuple(size for size in tensor.shape[1:] if isinstance(size, int))
+        if len(shape) != len(tensor.shape) - 1:
+            raise ModelError(f"input '{past}' has the symbolic shape {list(tensor.shape)}; a state's size is fixed")
+        return StateTensor(past, present, tensor.elem_type, shape)
+
+    def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
+        """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""
+        size = tensor.shape[axis]
+        if isinstance(size, int):
+            return size
+        if key in self._decoder_config:
+            self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
+            configured = int(self._decoder_config[key])
+            stored = (
+                (configured + 1) // 2 if key == "head_size" and self._attention.is_4bit(tensor.name) else configured
+            )
+            if from_graph is not None and from_graph != stored:
+                raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
+            return stored
+        if from_graph is None:
+            raise ModelError(f"input '{tensor.name}' has the symbolic {key} '{size}'; no genai_config.json states it")
+        self._note(f"{key} {from_graph} is that of the attention node: the graph's inputs have '{size}'")
+        return from_graph
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _logits(self) -> TensorSpec:
+        name = self._decoder_config.get("outputs", {}).get("logits", "logits")
+        if name in self._outputs:
+            return self._outputs[name]
+        candidates = [output for output in self._outputs if output.startswith("logits")]
+        if len(candidates) != 1:
+            found = f"several could be meant: {_listed(candidates)}" if candidates else _listed(self._outputs)
+            raise ModelError(f"the decoder has no output '{name}'; {'' if candidates else 'it returns '}{found}")
+        self._note(f"the logits are '{candidates[0]}', the only output whose name starts with 'logits'")
+        return self._outputs[candidates[0]]
+
+    def _vocab_size(self, logits: TensorSpec) -> int:
+        configured = self._model_config.get("vocab_size", self._hf_config.get("vocab_size"))
+        declared = logits.shape[-1] if logits.shape else "unknown"
+        if not isinstance(declared, int):
+            if configured is None:
+                raise ModelError(f"output '{logits.name}' does not declare its vocabulary size, nor does a config")
+            return int(configured)
+        if configured is not None and configured != declared:
+            self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
+        return declared
+
+    def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
+        text_config = self._hf_config.get("text_config", self._hf_config)
+        limits = {
+            "genai_config.json": self._model_config.get("context_length"),
+            "config.json": next((text_config[key] for key in _POSITIONS if text_config.get(key)), None),
+            "the rows of the rotary cache": rotary_rows(self._graph),
+            "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
+            "max_length": max_length,
+        }
+        known = {origin: int(limit) for origin, limit in limits.items() if limit}
+        if not known:
+            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        winner = min(known, key=lambda origin: known[origin])
+        others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
+        self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))
+        return known[winner]
+
+    def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
+        """Why past and present cannot be one buffer; None where they can."""
+        if states:
+            return f"'{states[0].past}' is a state, which must be kept as it was at every fork"
+        for tensor in kv:
+            if tensor.capacity is not None or self._is_packed:
+                continue
+            node = self._attention.node(tensor.past)
+            if node is None or node.op_type != "GroupQueryAttention":
+                return f"'{tensor.past}' is not read by one GroupQueryAttention alone"
+            if self._attention.present(tensor.past) != tensor.present:
+                return f"'{tensor.present}' does not come from the GroupQueryAttention that reads '{tensor.past}'"
+        return None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most eight names, for an error message."""
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,216 @@
+"""The pictures of a page: forest plot, histogram of KL, KL by position and by class of the token. As inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from olive_ext.report.comparison import Bin
+from olive_ext.report.html import numbers as numbers
+from olive_ext.report.html.differences import WORDS, Difference
+from olive_ext.report.html.svg import DASHES, GAIN, INK, LINE, LOSS, MARKERS, PAPER, SERIES, SOFT, drawing, svg, ticks
+
+Series = Sequence[tuple[str, Sequence[Bin]]]
+"""Name of the candidate, and its bins."""
+
+MAX_SERIES = len(SERIES)
+_SMALL = (340, 236)
+_GAP = "\N{EM SPACE}" * 2
+"""SVG runs ordinary spaces together."""
+
+_TONES = {"loss": (LOSS, "v", LOSS), "gain": (GAIN, "^", GAIN), "unclear": (SOFT, "o", PAPER)}
+
+
+def forest(rows: Sequence[Difference], name: str, width: int, several: bool) -> str:
+    """Differences in percentage points with their 95 % intervals, a row each; narrow ones have the words above."""
+    is_narrow = width < 500
+    step, top, bottom = (46 if is_narrow else 30), 10, 44
+    height = top + bottom + step * len(rows)
+    left, right = (8, 8) if is_narrow else (_label_width(rows, several), 168)
+    with drawing(width, height) as figure:
+        axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+        for place, row in enumerate(rows):
+            _interval(axes, row, place + (0.3 if is_narrow else 0.0))
+            is_first = place == 0 or _label(rows[place - 1]) != _label(row)
+            if several and is_first and place:
+                axes.axhline(place - 0.5, color=LINE, linewidth=1, xmin=-1, clip_on=False)
+            if is_narrow:
+                _words_above(axes, row, place, several)
+            else:
+                _words_beside(axes, row, place, several, is_first)
+        _forest_axes(axes, rows, is_narrow)
+        label = "; ".join(f"{row.task} {row.metric} {row.shown} points, {WORDS[row.tone]}" for row in rows)
+        return svg(figure, f"Paired differences with 95 % intervals: {label}", name)
+
+
+def _label_width(rows: Sequence[Difference], several: bool) -> int:
+    longest = max((len(_label(row)) for row in rows), default=0)
+    longest += max((len(_cut(row.candidate, 24)) + 4 for row in rows), default=0) if several else 0
+    return min(440, 24 + round(6.2 * longest))
+
+
+def _label(row: Difference) -> str:
+    return _cut(f"{row.task} · {row.metric}")
+
+
+def _cut(text: str, most: int = 48) -> str:
+    """Both ends of a long name."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+
+
+def _short(candidate: str) -> str:
+    return _cut(candidate, 18)
+
+
+def _interval(axes: Any, row: Difference, place: float) -> None:
+    color, marker, face = _TONES[row.tone]
+    axes.plot([row.low, row.high], [place, place], color=color, linewidth=2, solid_capstyle="butt", zorder=3)
+    for end in (row.low, row.high):
+        axes.plot([end, end], [place - 0.13, place + 0.13], color=color, linewidth=1.5, zorder=3)
+    dot: dict[str, Any] = {"color": color, "markerfacecolor": face, "markeredgecolor": color}
+    axes.plot([row.difference], [place], marker=marker, markersize=9, zorder=4, **dot)
+
+
+def _words_above(axes: Any, row: Difference, place: int, several: bool) -> None:
+    ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 11.5, "zorder": 5}
+    label = f"{_cut(row.task, 16)} · {_cut(row.candidate, 16)}" if several else _cut(_label(row), 30)
+    axes.text(0, place - 0.16, label, ha="left", bbox=ground, **style)
+    axes.text(1, place - 0.16, _numbers(row), ha="right", color=SOFT, bbox=ground, **style)
+
+
+def _words_beside(axes: Any, row: Difference, place: int, several: bool, is_first: bool) -> None:
+    """Task and metric on the left, once for all candidates; a candidate's name beside its interval."""
+    style: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    across = axes.get_yaxis_transform()
+    if several:
+        axes.annotate(_cut(row.candidate, 24), (0, place), (-12, 0), xycoords=across, ha="right", color=SOFT, **style)
+        if is_first:
+            left = axes.get_position().x0 * axes.figure.get_figwidth() * 72
+            axes.annotate(_label(row), (0, place), (-left, 0), xycoords=across, ha="left", **style)
+    else:
+        axes.annotate(_label(row), (0, place), (-12, 0), xycoords=across, ha="right", **style)
+    axes.annotate(_numbers(row), (1, place), (14, 0), xycoords=across, ha="left", color=SOFT, fontsize=11.5, **style)
+
+
+def _numbers(row: Difference) -> str:
+    return f"{row.shown}\N{EM SPACE}({row.interval})"
+
+
+def _forest_axes(axes: Any, rows: Sequence[Difference], is_narrow: bool) -> None:
+    low, high = min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows))
+    room = (high - low or 1.0) * 0.06
+    axes.set_xlim(low - room, high + room)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(ticks(6))
+    axes.grid(axis="x", zorder=0)
+    axes.axvline(0, color=INK, linewidth=1.25, zorder=2)
+    axes.tick_params(length=0, pad=6)
+    middle = "percentage points" if is_narrow else "candidate minus reference, percentage points"
+    axes.set_xlabel(f"← lower{_GAP}{middle}{_GAP}higher →", labelpad=8)
+
+
+def histogram(series: Series, name: str) -> str:
+    """Share of the positions by the size of their KL; bars for one candidate, outlines for several."""
+    edges = [item.label for item in series[0][1]]
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series))) as figure:
+        axes = _small_axes(figure, len(series))
+        for place, (candidate, bins) in enumerate(series):
+            total = sum(item.count for item in bins) or 1
+            shares = [100 * item.count / total for item in bins]
+            if len(series) == 1:
+                axes.bar(range(len(shares)), shares, width=0.86, align="edge", color=SERIES[0])
+            else:
+                axes.stairs(shares, color=SERIES[place], linestyle=DASHES[place], linewidth=2, label=_short(candidate))
+        axes.set_xticks(*_edge_ticks(edges))
+        axes.set_xlim(0, len(edges))
+        axes.set_ylim(0)
+        _finish(figure, axes, "KL of a position, nats (left edge)", "% of positions", len(series))
+        return svg(figure, "Histogram of KL over positions", name)
+
+
+def by_position(series: Series, name: str) -> str:
+    """Mean KL along the text; each range of positions stands at its beginning."""
+    labels = [item.label.partition("-")[0] for item in max((bins for _, bins in series), key=len)]
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series))) as figure:
+        axes = _small_axes(figure, len(series))
+        for place, (candidate, bins) in enumerate(series):
+            known = [(x, item.mean) for x, item in enumerate(bins) if item.mean is not None]
+            xs, ys = zip(*known, strict=True) if known else ((), ())
+            axes.plot(xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=5, linewidth=2,
+                      label=_short(candidate), linestyle=DASHES[place], markeredgecolor=PAPER)  # fmt: skip
+        every = max(1, -(-len(labels) // 6))
+        axes.set_xticks(range(0, len(labels), every), labels[::every])
+        axes.set_ylim(0)
+        _finish(figure, axes, "tokens in front, from … on", "mean KL, nats", len(series))
+        return svg(figure, "Mean KL by the position of the token", name)
+
+
+def by_class(series: Series, name: str) -> str:
+    """Mean KL by what kind of token comes next, a row each."""
+    labels = [item.label for item in series[0][1]]
+    with drawing(_SMALL[0], _SMALL[1] + _legend_height(len(series)) + 20 * max(0, len(labels) - 8)) as figure:
+        axes = _small_axes(figure, len(series), left=108)
+        for place, (candidate, bins) in enumerate(series):
+            known = [(item.mean, y) for y, item in enumerate(bins) if item.mean is not None]
+            xs, ys = zip(*known, strict=True) if known else ((), ())
+            if len(series) == 1:
+                axes.hlines(ys, 0, xs, color=SERIES[0], linewidth=2)
+            axes.plot(
+                xs, ys, color=SERIES[place], marker=MARKERS[place], markersize=8, linestyle="", label=_short(candidate),
+                markeredgecolor=PAPER, clip_on=False, zorder=3,
+            )  # fmt: skip
+            if len(series) == 1:
+                for x, y in known:
+                    axes.annotate(numbers.nats(x), (x, y), (8, 0), textcoords="offset points", va="center",
+                                  fontsize=11.5, color=SOFT)  # fmt: skip
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.margins(x=0.2)
+        axes.set_xlim(0)
+        axes.grid(visible=False, axis="y")
+        axes.grid(axis="x")
+        _finish(figure, axes, "mean KL, nats", "", len(series))
+        return svg(figure, "Mean KL by the class of the token", name)
+
+
+def _small_axes(figure: Any, num_series: int, left: int = 48) -> Any:
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    top = 28 + _legend_height(num_series)
+    axes = figure.add_axes((left / width, 48 / height, 1 - (left + 14) / width, 1 - (48 + top) / height))
+    axes.grid(axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0, pad=5)
+    return axes
+
+
+def _legend_height(num_series: int) -> int:
+    return 20 * -(-num_series // 2) if num_series > 1 else 0
+
+
+def _finish(figure: Any, axes: Any, across: str, up: str, num_series: int) -> None:
+    axes.set_xlabel(across, labelpad=6)
+    if up:
+        axes.set_title(up, loc="left", fontsize=11.5, color=SOFT, pad=6)
+    if num_series > 1:
+        figure.legend(
+            loc="upper right", ncols=2, borderaxespad=0.1, handlelength=2.2, columnspacing=1.2, labelcolor=INK
+        )
+
+
+def _edge_ticks(edges: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Places and texts of at most seven edges: of whole decades, where there are any."""
+    decades = [place for place, edge in enumerate(edges) if _is_decade(edge)]
+    places = decades if len(decades) > 2 else list(range(len(edges)))
+    places = places[:: max(1, -(-len(places) // 7))]
+    return places, [edges[place].replace("e-0", "e\N{MINUS SIGN}") for place in places]
+
+
+def _is_decade(edge: str) -> bool:
+    try:
+        value = float(edge)
+    except ValueError:
+        return False
+    return value > 0 and f"{value:e}".startswith("1.000000e")

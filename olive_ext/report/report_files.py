@@ -1,0 +1,100 @@
+"""Reports on disk: report.json, report.md and report.html, each replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from olive_ext.errors import ConfigError, RunError
+from olive_ext.report.html.render import render, to_html
+from olive_ext.report.page import Page
+from olive_ext.report.render import to_markdown
+from olive_ext.report.report import Report, to_json
+
+logger = logging.getLogger(__name__)
+_INSTALL = "pip install jinja2 matplotlib"
+
+
+def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
+    """Writes report.json, report.md and report.html into `directory`, made where missing; returns their paths.
+
+    Each is written beside its place and renamed, so that a reader never sees half a file. Raises `RunError` where the
+    disk refuses; the files of an earlier report then stay as they were. A page that cannot be made is left out, an
+    earlier one removed, and a warning says so: the numbers may have taken hours.
+    """
+    directory = Path(directory)
+    page = directory / "report.html"
+    texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
+    html = _html(report, to_html)
+    if html is not None:
+        texts[page] = html
+    write_texts(texts, directory)
+    if html is None:
+        page.unlink(missing_ok=True)
+    return tuple(texts)
+
+
+def _html(report: Report, to_html: Callable[[Report], str]) -> str | None:
+    try:
+        return to_html(report)
+    except ImportError as error:
+        logger.warning("no report.html: %s; get it with: %s", error, _INSTALL)
+    except Exception as error:  # noqa: BLE001 - whatever a plotting library throws
+        logger.warning("no report.html: %s: %s", type(error).__name__, error)
+    return None
+
+
+def write_page(page: Page, directory: str | Path) -> Path:
+    """Writes compare.html as `write` does; returns its path. Raises `ConfigError` where a library is missing."""
+    directory = Path(directory)
+    try:
+        text = render(page)
+    except ImportError as error:
+        raise ConfigError(f"cannot make the page: {error}; get it with: {_INSTALL}") from error
+    path = directory / "compare.html"
+    write_texts({path: text}, directory)
+    return path
+
+
+def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
+    """Writes files into `directory` as `write` does."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _replace_all(texts)
+    except OSError as error:
+        raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
+
+
+def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
+    """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
+
+    To be asked before hours of evaluation, not after.
+    """
+    path = Path(directory).absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"'{setting}' = '{directory}': '{nearest}' is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
+
+
+def _replace_all(texts: Mapping[Path, str]) -> None:
+    """Writes every file in full before the first is renamed.
+
+    Half a surrogate pair, which UTF-8 cannot hold, becomes its escape, which JSON reads back.
+    """
+    temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
+    try:
+        for path, text in texts.items():
+            with temporary[path].open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, written in temporary.items():
+            written.replace(path)
+    finally:
+        for written in temporary.values():
+            written.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""Earlier reports side by side: read, held against one another, and paired by the documents logged beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ConfigError, TaskError
+from olive_ext.report import Report, from_json
+from olive_ext.report.comparability import check_comparable, facts_of, short_names
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.page import Column, Contrast, Page, model_name
+from olive_ext.run.sample_logs import Logs, read_logs
+
+REPORT_FILE = "report.json"
+_MOST_IN_TITLE = 4
+
+
+@dataclass(frozen=True)
+class Named:
+    """A report with its name in the table, and the folder it lies in."""
+
+    name: str
+    report: Report
+    folder: Path
+
+
+def compare(given: Sequence[str], baseline: str | None = None) -> Page:
+    """One page over the reports at `given`: folders with a report.json, folders of such folders, or the files.
+
+    NAME=PATH gives a report its name. The first is the baseline, or the one whose name or path `baseline` is. Where
+    sample logs lie beside both reports, paired differences and flips come from them; where a report holds a comparison
+    with a reference, its divergences are kept. Raises `ConfigError` for what cannot be read or not be compared.
+    """
+    reports = _baseline_first(load(given), baseline)
+    if len(reports) < 2:
+        raise ConfigError(f"'{given[0]}' holds one report: give two or more")
+    check_comparable([(item.name, item.report) for item in reports])
+    columns = tuple(Column(item.name, item.report.metrics, item.report) for item in reports)
+    first, *others = reports
+    created = max(item.report.created for item in reports)
+    title = f"{_listed([item.name for item in others])} against {first.name}"
+    return Page(title, columns, tuple(_contrasts(first, others)), created, "Comparison")
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > _MOST_IN_TITLE:
+        return f"{len(names)} models"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def load(given: Sequence[str]) -> list[Named]:
+    """The reports in the order given; those of a folder of folders in the order they were made."""
+    found = [(name, file) for text in given for name, file in _files(text)]
+    reports = [_read(file) for _, file in found]
+    names = _own_names(reports) or short_names([_parts(file) for _, file in found])
+    named = [
+        Named(name or own, report, file.parent) for (name, file), own, report in zip(found, names, reports, strict=True)
+    ]
+    twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
+    if twice:
+        raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
+    return named
+
+
+def _own_names(reports: Sequence[Report]) -> list[str]:
+    """After the passes of a chain, where every report knows them and they differ; Olive's folders are digests."""
+    names = [model_name(report) for report in reports if "passes" in report.model]
+    return names if len(set(names)) == len(reports) else []
+
+
+def _parts(file: Path) -> tuple[str, ...]:
+    """What names a report: its folder, and the file where that is not the usual one (report-2.json)."""
+    folder = file.parent.resolve().parts
+    return folder if file.name == REPORT_FILE else (*folder, file.stem)
+
+
+def _files(text: str) -> list[tuple[str, Path]]:
+    """Name (empty where none is given) and file of each report that one argument means."""
+    name, separator, rest = text.partition("=")
+    if separator and not Path(text).exists():
+        found = _files_at(rest)
+        return [(name if len(found) == 1 else f"{name}/{file.parent.name}", file) for file in found]
+    return [("", file) for file in _files_at(text)]
+
+
+def _files_at(text: str) -> list[Path]:
+    path = Path(text)
+    if path.is_file():
+        return [path]
+    if (path / REPORT_FILE).is_file():
+        return [path / REPORT_FILE]
+    below = sorted(path.glob(f"*/{REPORT_FILE}")) if path.is_dir() else []
+    if not below:
+        raise ConfigError(f"'{text}': give a folder with {REPORT_FILE}, or the file")
+    return sorted(below, key=lambda file: (_read(file).created, file))
+
+
+def _read(file: Path) -> Report:
+    try:
+        return from_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read '{file}': {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"'{file}' is no report of olive-ext: {error}") from error
+
+
+def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
+    if baseline is None:
+        return reports
+    path = Path(baseline).resolve()
+    for place, item in enumerate(reports):
+        if item.name == baseline or path in (item.folder.resolve(), item.folder.resolve() / REPORT_FILE):
+            return [item, *reports[:place], *reports[place + 1 :]]
+    names = ", ".join(f"'{item.name}'" for item in reports)
+    raise ConfigError(f"'--baseline' = '{baseline}': give one of {names}")
+
+
+def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
+    """What is known of each report against the first."""
+    logs: dict[str, Logs] = {item.name: read_logs(item.folder, item.report) for item in (first, *others)}
+    found = []
+    for item in others:
+        own = item.report.comparison
+        outcomes, flips = _paired(first, item, logs)
+        is_same = own is not None and _is_of(own.reference, first.report)
+        if own is not None and is_same and not outcomes:
+            outcomes, flips = own.outcomes, own.flips
+        divergences = own.divergences if own is not None else ()
+        note = ""
+        if own is not None and divergences and not is_same:
+            note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
+        if outcomes or divergences:
+            comparison = Comparison(facts_of(first.report), divergences, outcomes, flips)
+            found.append(Contrast(item.name, first.name, comparison, note))
+    return found
+
+
+def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
+    """Whether a comparison's reference is the model that `report` is on."""
+    keys = [key for key in ("content_hash", "path") if reference.get(key) and report.model.get(key)]
+    return bool(keys) and reference[keys[0]] == report.model[keys[0]]
+
+
+def _paired(first: Named, other: Named, logs: Mapping[str, Logs]) -> tuple[Any, Any]:
+    """Outcomes and flips from the documents that both have logged."""
+    from olive_ext.run.reference.pairing import compare_answers
+
+    for item in (first, other):
+        logs[item.name].check_of(item.report, item.folder)
+    one, two = logs[first.name].shared_with(logs[other.name]), logs[other.name].shared_with(logs[first.name])
+    try:
+        return compare_answers(one.answers(), two.answers(), two.samples, two.tasks)
+    except TaskError as error:
+        raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error

@@ -1,0 +1,141 @@
+"""A report as Olive's `MetricResult`, and the metrics that a recipe declares for goals and search.
+
+Olive knows only its own names of metrics ("accuracy_score", "bytes"); what they stand for is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from olive.evaluator.metric_result import MetricResult, joint_metric_key
+
+from olive_ext.config import Bound
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric, Report, has_several_filters
+from olive_ext.report.compared_metrics import NAMES
+from olive_ext.report.comparison import ALL
+from olive_ext.report.metric_names import listed, matching
+from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
+
+_TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
+_MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
+"""Olive's types that say by themselves what is measured, and the task that answers."""
+
+_ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
+"""The metrics of a comparison that are 1 for a model and itself; the others are 0."""
+
+_STANDS_FOR = {
+    "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
+    "f1_score": ("f1", "f1_score"),
+    "perplexity": ("word_perplexity", "perplexity", "token_perplexity", "byte_perplexity"),
+}
+"""lm-eval's metrics that one of Olive's sub types may mean, the first that the task has. Others mean their own name."""
+
+
+def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
+    """Every metric of the report under `key`, none with a priority, and beside them the declared ones.
+
+    `declared` are Olive's `Metric` objects. Raises `ConfigError` for one that the report cannot answer.
+    """
+    found = {key(metric, report): _entry(metric, -1) for metric in report.metrics}
+    for metric in declared:
+        for sub_type in metric.sub_types:
+            value = _answer(metric, sub_type, report)
+            found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
+    return MetricResult.model_validate(found)
+
+
+def to_metrics(result: Any) -> list[Metric]:
+    """The metrics of `to_metric_result`'s answer; the filter is "" where the key has none."""
+    metrics = []
+    for name, entry in result.items():
+        task, _, rest = name.rpartition("-")
+        metric, _, filter_name = rest.partition(",")
+        metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))
+    return metrics
+
+
+def as_keyed(bounds: Iterable[Bound]) -> list[Bound]:
+    """Bounds with their filters as `key` writes them."""
+    return [
+        bound if bound.filter is None else bound.model_copy(update={"filter": bound.filter.replace("-", "_")})
+        for bound in bounds
+    ]
+
+
+def key(metric: Metric, report: Report) -> str:
+    """`<task>-<metric>`, with `,<filter>` where the task has several filters.
+
+    Olive takes what is behind the last "-" for the metric, so that metric and filter get "_" in its place.
+    """
+    name = metric.metric
+    if has_several_filters(report, metric.task):
+        name = f"{name},{metric.filter}"
+    return str(joint_metric_key(metric.task, name.replace("-", "_")))
+
+
+def check_declared(declared: Iterable[Any], where: str) -> None:
+    """Raises `ConfigError` for a metric of a type that can never be answered; told before anything runs."""
+    for metric in declared:
+        if _text(metric.type) not in _TYPES:
+            raise ConfigError(
+                f"'{where}.metrics' has '{metric.name}' of type '{_text(metric.type)}': give {' or '.join(_TYPES)}"
+            )
+
+
+def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
+    """The names of declared metrics that must be among the results, for `gate.check_names`."""
+    return [(None, metric.name) for metric in declared if _text(metric.type) not in _MEASURED]
+
+
+def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
+    """`settings` that also ask for what declared metrics, bounds and `more` need of size, memory and speed."""
+    names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
+    return with_costs(settings, names | set(more))
+
+
+def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
+    sub_name = _text(sub_type.name)
+    candidates = _meant(declared.name, sub_name, report)
+    if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
+        candidates = _meant(measured, sub_name, report)
+    if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in NAMES:
+        is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
+        return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
+    if len(candidates) != 1:
+        asked = _MEASURED.get(_text(declared.type), declared.name)
+        problem = "stands for several metrics" if candidates else why_missing(asked)
+        raise ConfigError(
+            f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
+            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'
+        )
+    answer = candidates[0]
+    if answer.higher_is_better != bool(sub_type.higher_is_better):
+        raise ConfigError(
+            f"the declared metric '{declared.name}' says higher_is_better = {str(sub_type.higher_is_better).lower()}, "
+            f"but of {answer.task}/{answer.metric} {'higher' if answer.higher_is_better else 'lower'} values are better"
+        )
+    return answer
+
+
+def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
+    """The metrics that a declared name and sub type mean; exactly one where all is well."""
+    own = [metric for metric in report.metrics if metric.task == name]
+    if not own:
+        return matching(report.metrics, name)
+    for meaning in (*_STANDS_FOR.get(sub_name, ()), sub_name):
+        found = [metric for metric in own if metric.metric == meaning]
+        if found:
+            return found
+    return own if len(own) == 1 and sub_name in ("accuracy_score", "avg") else []
+
+
+def _entry(metric: Metric, priority: int) -> dict[str, Any]:
+    value = int(metric.value) if metric.task == SIZE_ON_DISK else metric.value
+    return {"value": value, "priority": priority, "higher_is_better": metric.higher_is_better}
+
+
+def _text(name: Any) -> str:
+    """Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
+    return str(getattr(name, "value", name))

@@ -1,0 +1,114 @@
+"""Refuses what cannot work before Olive's engine runs anything. Looks only at this package's blocks of a recipe.
+
+Olive itself looks into an evaluator's keys when it makes the evaluator, which is after the passes, and drops unknown
+keys of a pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.systems.common import SystemType
+
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model.folders import contents, is_hub_name
+from olive_ext.run.measured_names import refuse_names
+from olive_ext.workflow.input_model import with_reference
+from olive_ext.workflow.metric_results import check_declared, names_declared, with_asked
+from olive_ext.workflow.passes import parse
+
+USER_SCRIPT = Path(__file__).with_name("user_script.py")
+
+
+def is_ours(evaluator: Any) -> bool:
+    """Whether an evaluator configuration has this package's type."""
+    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type == EVALUATOR_TYPE
+
+
+def is_our_pass(pass_type: str) -> bool:
+    """Olive reads pass types without regard to case or to a leading path."""
+    return pass_type.rpartition(".")[2].lower() == PASS_TYPE.lower()
+
+
+def refuse(engine: Any, input_model: Any) -> None:
+    """Checks an engine that is about to run; raises `ConfigError` or `ModelError`."""
+    for name, config in _passes(engine):
+        _refuse_unknown_pass(engine, name, config.type)
+    evaluators = list(our_evaluators(engine))
+    passes = list(our_passes(engine))
+    for where, evaluator in evaluators:
+        check_declared(evaluator.metrics, where)
+        _refuse_settings(WorkflowSettings.parse(evaluator.type_args, where), where, evaluator.metrics)
+    for name, config in passes:
+        _refuse_settings(parse(config.config or {}, f"passes.{name}"), f"passes.{name}")
+    if evaluators or passes:
+        _refuse_missing_model(input_model)
+    if engine.target_config.type == SystemType.PythonEnvironment:
+        for name, _ in passes:
+            raise ConfigError(
+                f"'passes.{name}': {PASS_TYPE} cannot run in a PythonEnvironment system, whose process knows Olive's "
+                f"own passes only; use the evaluator {EVALUATOR_TYPE} or a LocalSystem"
+            )
+        for where, evaluator in evaluators:
+            evaluator.user_script = evaluator.user_script or str(USER_SCRIPT)
+            _name_reference(evaluator, where)
+
+
+def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
+    """A reference that cannot be found; bounds and declared metrics that no report will answer."""
+    reference = with_reference(settings).reference
+    if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
+        raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
+    refuse_names(with_asked(settings, declared), where, names_declared(declared))
+
+
+def _name_reference(evaluator: Any, where: str) -> None:
+    """Puts the input model's path in the place of "input_model": the process that evaluates knows no workflow."""
+    settings = with_reference(WorkflowSettings.parse(evaluator.type_args, where))
+    if settings.reference is not None:
+        evaluator.type_args["reference"] = settings.reference.model_dump(exclude_unset=True)
+
+
+def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
+    """Olive notices when the pass is to run: behind the evaluation of the input model and the passes before it."""
+    try:
+        engine.olive_config.get_pass_module_config(pass_type)
+    except ValueError as error:
+        near = difflib.get_close_matches(pass_type, [PASS_TYPE.lower()], n=1)
+        hint = f"did you mean '{PASS_TYPE}'?" if near else "Olive knows no such pass"
+        raise ConfigError(f"'passes.{name}.type' = '{pass_type}': {hint}") from error
+
+
+def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
+    """This package's evaluators of an engine, each with its place in the recipe."""
+    if is_ours(engine.evaluator_config):
+        yield f"evaluators.{engine.evaluator_config.name or 'evaluator'}", engine.evaluator_config
+    for name, config in _passes(engine):
+        if is_ours(config.evaluator):
+            yield f"evaluators.{config.evaluator.name or name}", config.evaluator
+
+
+def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
+    """This package's passes of an engine, each with its name in the recipe."""
+    return ((name, config) for name, config in _passes(engine) if is_our_pass(config.type))
+
+
+def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
+    for name, configs in (engine.input_passes_configs or {}).items():
+        yield from ((name, config) for config in configs)
+
+
+def _refuse_missing_model(input_model: Any) -> None:
+    """Olive takes a path that does not exist for the name of a model on a hub, and asks there."""
+    path, name = (input_model.config.get(key) for key in ("model_path", "onnx_file_name"))
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        return
+    if not Path(path).exists() and (input_model.type.lower() == "onnxmodel" or not is_hub_name(path)):
+        raise ModelError(f"'input_model.model_path' = '{path}': no such file or folder")
+    if name and Path(path).is_dir() and not (Path(path) / name).is_file():
+        raise ModelError(f"'input_model.onnx_file_name' = '{name}' is not in '{path}': {contents(Path(path))}")

@@ -1,0 +1,205 @@
+"""The engine over generators that do less and less of what onnxruntime-genai's do, against an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
+from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
+from olive_ext.engine.runners.genai.generator_traits import Continues, Traits, find_traits
+from olive_ext.errors import ModelError, RunError
+from tests.engine.fake_runner import VOCAB, logits_of, oracle
+
+CONTEXT = 96
+ALL = Traits(Continues.BY_MANY, returns_all_rows=True, rewinds=True)
+KINDS = {
+    "all": ALL,
+    "last row only": Traits(Continues.BY_MANY, returns_all_rows=False, rewinds=True),
+    "no rewind": Traits(Continues.BY_MANY, returns_all_rows=True, rewinds=False),
+    "one by one": Traits(Continues.BY_ONE, returns_all_rows=True, rewinds=False),
+    "one by one, rewinds": Traits(Continues.BY_ONE, returns_all_rows=True, rewinds=True),
+    "once": Traits(Continues.NOT, returns_all_rows=False, rewinds=False),
+}
+
+
+class FakeGenerator:
+    """Holds tokens; refuses what the traits say it cannot do, or, where `is_silent`, goes wrong without a word."""
+
+    def __init__(self, traits: Traits, capacity: int, *, is_silent: bool = False, window: int = 0) -> None:
+        self._traits = traits
+        self._capacity = capacity
+        self._is_silent = is_silent
+        self._window = window
+        self._tokens: list[int] = []
+        self._num_last = 0
+
+    def append_tokens(self, tokens: Sequence[int]) -> None:
+        assert np.asarray(tokens).dtype == np.int32
+        continues = self._traits.continues
+        if self._tokens and (continues is Continues.NOT or (continues is Continues.BY_ONE and len(tokens) > 1)):
+            self._refuse("Continuous decoding is not supported")
+        self._tokens += [int(token) for token in tokens]
+        self._num_last = len(tokens)
+        if len(self._tokens) > self._capacity:
+            raise RuntimeError("exceeds max length")
+
+    def get_logits(self) -> np.ndarray:
+        return logits_of(self._tokens)[None, None]
+
+    def get_output(self, name: str) -> np.ndarray:
+        if name != "logits":
+            raise RuntimeError(f"no output {name}")
+        fits = self._traits.returns_all_rows or self._num_last == self._window
+        start = len(self._tokens) - (self._num_last if fits else 1)
+        return np.stack([logits_of(self._tokens[: end + 1]) for end in range(start, len(self._tokens))])[None]
+
+    def rewind_to(self, length: int) -> None:
+        if not self._traits.rewinds:
+            self._refuse("RewindTo is not supported")
+            return
+        self._tokens = self._tokens[:length]
+
+    def _refuse(self, message: str) -> None:
+        if not self._is_silent:
+            raise RuntimeError(message)
+        self._tokens.append(0)
+
+
+class FakeModel:
+    def __init__(self, traits: Traits, *, is_silent: bool = False, window: int = 0) -> None:
+        self.context_length = CONTEXT
+        self.logits_name = "logits"
+        self.traits = traits
+        self.capacities: list[int] = []
+        self.is_broken = False
+        self.is_closed = False
+        self._is_silent = is_silent
+        self._window = window
+
+    def new_generator(self, capacity: int) -> FakeGenerator:
+        if self.is_broken:
+            raise RuntimeError("out of\nmemory")
+        self.capacities.append(capacity)
+        return FakeGenerator(self.traits, capacity, is_silent=self._is_silent, window=self._window)
+
+    def find(self, tokens: int = 4, **more: object) -> Traits:
+        return find_traits(lambda: self.new_generator(CONTEXT), range(1, 1 + tokens), "logits", **more)  # type: ignore[arg-type]
+
+    def describe(self) -> dict[str, object]:
+        return {"device": "fake"}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(2)
+    stems = [rng.integers(0, VOCAB, 12).tolist() for _ in range(3)]
+    found = []
+    for number in range(40):
+        stem = stems[number % 3][: rng.integers(1, 13)]
+        tokens = (*stem, *rng.integers(0, VOCAB, rng.integers(1, 9)).tolist())
+        generation = Generation(5, frozenset({3})) if number % 4 == 0 else None
+        targets = int(rng.integers(0 if generation else 1, len(tokens)))
+        found.append(Request(tokens, targets, generation))
+    return found
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_equal_the_oracle_whatever_generators_can_do(kind: str, chunk_size: int) -> None:
+    engine = Engine(GenaiRunner(FakeModel(KINDS[kind]), {}), chunk_size)
+    expected = [oracle(request) for request in requests()]
+    for found in (engine.run(requests()), engine.run(requests())):
+        assert [result.tokens for result in found] == [result.tokens for result in expected]
+        assert [result.finish_reason for result in found] == [result.finish_reason for result in expected]
+        assert [result.is_greedy for result in found] == [result.is_greedy for result in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "once"])
+def test_traits_are_found_by_trying(kind: str, is_silent: bool) -> None:
+    assert FakeModel(KINDS[kind], is_silent=is_silent).find() == KINDS[kind]
+
+
+def test_refusal_to_continue_is_believed() -> None:
+    assert FakeModel(KINDS["once"]).find() == KINDS["once"]
+
+
+def test_silently_wrong_continuation_is_refused() -> None:
+    with pytest.raises(ModelError, match="different logits for the same tokens"):
+        FakeModel(KINDS["once"], is_silent=True).find()
+
+
+def test_inputs_of_fixed_length_are_never_continued_and_are_checked_on_a_full_window() -> None:
+    model = FakeModel(KINDS["once"], is_silent=True, window=8)
+    assert model.find(8, window_size=8) == KINDS["once"]
+    assert len(model.capacities) == 2
+    with pytest.raises(ModelError, match="different logits for the same tokens"):
+        FakeModel(KINDS["once"], is_silent=True, window=7).find(8, window_size=8)
+
+
+def test_rewind_that_is_known_to_go_wrong_later_is_not_used() -> None:
+    assert not FakeModel(ALL).find(may_rewind=False).rewinds
+
+
+def test_generator_is_made_for_the_positions_needed_and_reused() -> None:
+    model = FakeModel(ALL)
+    engine = Engine(GenaiRunner(model, {}), 64)
+    engine.run([Request(tuple(range(20)), 3)])
+    engine.run([Request(tuple(range(10)), 3), Request((1, 2, 3), 1)])
+    assert model.capacities == [64]
+    engine.run([Request(tuple(n % VOCAB for n in range(90)), 1)])
+    assert model.capacities == [64, CONTEXT]
+
+
+def test_shared_prefix_is_rewound_to_and_not_fed_again() -> None:
+    engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
+    stem = tuple(range(20))
+    engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1), Request((*stem, 5, 6), 1)])
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == 23
+    assert engine.describe()["tokens_replayed"] == 0
+
+
+def test_tokens_fed_again_for_want_of_a_rewind_are_told() -> None:
+    engine = Engine(GenaiRunner(FakeModel(KINDS["no rewind"]), {}), 64)
+    stem = tuple(range(20))
+    engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1)])
+    assert engine.describe()["tokens_replayed"] == len(stem)
+
+
+def test_host_bytes_are_the_logits_that_were_read() -> None:
+    engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
+    engine.run([Request(tuple(range(10)), 1)])
+    assert engine.host_bytes == 4 * VOCAB
+    engine.run([Request(tuple(range(1, 11)), 2)])
+    assert engine.host_bytes == 4 * VOCAB * (1 + 9)
+
+
+def test_sampling_draws_from_the_same_rows() -> None:
+    request = Request((1, 2, 3), 0, Generation(6, sampling=Sampling(temperature=0.8, seed=4)))
+    results = [Engine(GenaiRunner(FakeModel(traits), {}), 64).run([request])[0] for traits in KINDS.values()]
+    assert {result.tokens for result in results} == {results[0].tokens}
+    assert results[0].finish_reason is FinishReason.LENGTH
+
+
+def test_failure_names_the_step_and_leaves_the_engine_usable() -> None:
+    model = FakeModel(ALL)
+    engine = Engine(GenaiRunner(model, {}), 64)
+    model.is_broken = True
+    with pytest.raises(RunError, match="a step of 9 tokens behind 0 positions: out of memory"):
+        engine.run([Request(tuple(range(10)), 1)])
+    model.is_broken = False
+    assert engine.run(requests()[:3])[1].is_greedy == oracle(requests()[1]).is_greedy
+
+
+def test_close_releases_the_model() -> None:
+    model = FakeModel(ALL)
+    Engine(GenaiRunner(model, {}), 64).close()
+    assert model.is_closed

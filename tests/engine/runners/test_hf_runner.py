@@ -1,0 +1,226 @@
+"""Hugging Face models behind the engine against one whole forward pass for each request."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.requests import FinishReason, Generation, Request, Source
+from olive_ext.engine.runners.hf.hf_runner import HfRunner, context_length, load_model
+from olive_ext.engine.scheduling.scoring_form import ScoringSteps
+from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
+from olive_ext.errors import ModelError, OliveExtError, RunError
+
+VOCAB = 96
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+
+
+@functools.cache
+def make(family: str) -> Any:
+    import transformers
+
+    torch.manual_seed(3)
+    config: Any
+    if family == "llama":
+        config = transformers.LlamaConfig(**SHAPE)
+    elif family == "sliding":
+        config = transformers.MistralConfig(**SHAPE, sliding_window=6)
+    else:
+        config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=4, num_hidden_layers=2)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def naive(model: Any, tokens: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        logits: np.ndarray = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1).numpy()
+    return logits
+
+
+def requests(count: int) -> list[Request]:
+    rng = random.Random(2)
+    stem = [rng.randrange(VOCAB) for _ in range(20)]
+    found = []
+    for _ in range(count):
+        kept = stem[: rng.randrange(1, 20)]
+        tail = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+        found.append(Request((*kept, *tail), rng.randrange(1, len(tail) + 1)))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "sliding", "mamba"])
+@pytest.mark.parametrize("chunk_size", [5, 64])
+def test_scores_and_tokens_equal_whole_passes(family: str, chunk_size: int) -> None:
+    model = make(family)
+    engine = Engine(HfRunner(model, {}), chunk_size)
+    asked = requests(25)
+    generation = Generation(6)
+    results = engine.run([*asked, *(Request(request.tokens, generation=generation) for request in asked[:4])])
+    for request, result in zip(asked, results, strict=False):
+        logprobs = naive(model, list(request.tokens))
+        first = len(request.tokens) - request.num_targets
+        places = range(first, len(request.tokens))
+        expected = [logprobs[place - 1, request.tokens[place]] for place in places]
+        np.testing.assert_allclose(result.logprobs, expected, atol=2e-4)
+        assert result.is_greedy == tuple(logprobs[place - 1].argmax() == request.tokens[place] for place in places)
+    for request, result in zip(asked, results[25:], strict=False):
+        tokens = list(request.tokens)
+        for _ in range(6):
+            tokens.append(int(naive(model, tokens)[-1].argmax()))
+        assert result.tokens == tuple(tokens[len(request.tokens) :])
+        assert result.finish_reason is FinishReason.LENGTH
+
+
+def test_shared_prefixes_are_computed_once_where_the_cache_can_be_cut() -> None:
+    engine = Engine(HfRunner(make("llama"), {}), 64)
+    engine.run(requests(25))
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct < engine.counters.tokens_naive
+    assert engine.describe()["tokens_replayed"] == 0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
+    model = make("llama")
+    model.set_attn_implementation(attention)
+    runner = HfRunner(model, {})
+    assert runner.has_tree_batches
+    engine = Engine(runner, 64, ScoringSteps(runner, 48))
+    asked = requests(40)
+    results = engine.run(asked)
+    for request, result in zip(asked, results, strict=True):
+        logprobs = naive(model, list(request.tokens))
+        first = len(request.tokens) - request.num_targets
+        expected = [logprobs[place - 1, request.tokens[place]] for place in range(first, len(request.tokens))]
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    assert engine.counters.moves > 0
+    assert engine.counters.steps * 4 < len(asked)
+    assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
+
+
+def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
+    runner = HfRunner(make("llama"), {})
+    runner.reserve_shared_prefix(100)
+    row = Row(SHARED_PREFIX, 60, (5, 6, 7), cells_P=np.arange(1, 61, dtype=np.int32))
+    output = runner.run(Step((row,), (LogitsRow(0, 2),), ((0, 4),), first_cell=61))
+    assert np.isfinite(output.target_logprobs).all()
+    first = Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=np.arange(0, dtype=np.int32))
+    output = runner.run(Step((first,), (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
+    assert output.target_logprobs[0] == pytest.approx(naive(make("llama"), [5, 6, 7])[2, 4], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["sliding", "mamba"])
+def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
+    assert not HfRunner(make(family), {}).has_tree_batches
+
+
+class Deaf(torch.nn.Module):
+    """A model to which every token of a step sees those before it, whatever the mask says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make("llama")
+        self.config, self.device, self.dtype = self.inner.config, self.inner.device, self.inner.dtype
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool = True,
+        logits_to_keep: Any = 0,
+    ) -> Any:
+        return self.inner(
+            input_ids, past_key_values=past_key_values, use_cache=use_cache, logits_to_keep=logits_to_keep
+        )
+
+
+def test_model_that_scores_branches_wrongly_is_found_by_trying() -> None:
+    runner = HfRunner(Deaf(), {})
+    assert not runner.has_tree_batches
+    assert "branches score" in runner.describe()["notes"][0]
+
+
+def test_rows_of_logits_are_exposed_and_at_least_one() -> None:
+    model = make("llama")
+    runner = HfRunner(model, {})
+    output = runner.run(Step((Row(0, 0, (5, 6, 7)),), (LogitsRow(0, 0), LogitsRow(0, 2)), ((0, 6),), (1,)))
+    assert output.logits_RV.dtype == np.float32
+    with torch.inference_mode():
+        logits = model(torch.tensor([[5, 6, 7]])).logits[0].numpy()
+    np.testing.assert_allclose(output.logits_RV, logits[[0, 2]], atol=1e-5)
+    np.testing.assert_allclose(output.sample_logits_KV, logits[[2]], atol=1e-5)
+    assert output.greedy_ids.tolist() == logits[[0, 2]].argmax(-1).tolist()
+    nothing = runner.run(Step((Row(0, 3, (8,)),)))
+    assert nothing.logits_RV.shape == (1, VOCAB)
+    assert [len(nothing.target_logprobs), len(nothing.greedy_ids), len(nothing.sample_logits_KV)] == [0, 0, 0]
+
+
+def test_a_last_row_that_nothing_is_read_of_adds_no_row_of_logits() -> None:
+    """As where a step is full before a text's first score: the candidate's rows of logits are one for each head."""
+    model = make("llama")
+    runner = HfRunner(model, {})
+    runner.reserve_shared_prefix(40)
+    cells = np.arange(1, 4, dtype=np.int32)
+    rows = (Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=cells[:0]), Row(SHARED_PREFIX, 3, (8, 9), cells_P=cells))
+    output = runner.run(Step(rows, (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
+    assert output.logits_RV is not None
+    assert output.logits_RV.shape == (1, VOCAB)
+    assert output.target_logprobs[0] == pytest.approx(naive(model, [5, 6, 7])[2, 4], abs=1e-5)
+
+
+def test_context_is_the_configurations_or_shorter() -> None:
+    model = make("llama")
+    assert HfRunner(model, {}).context_length == 128
+    assert HfRunner(model, {}, max_length=50).context_length == 50
+    assert context_length(make("mamba").config) is None
+    assert HfRunner(make("mamba"), {}).context_length == 2048
+    with pytest.raises(ModelError, match="max_length = 129: the model's context is 128 tokens"):
+        HfRunner(model, {}, max_length=129)
+
+
+def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> None:
+    engine = Engine(HfRunner(make("llama"), {}), 64)
+    with pytest.raises(OliveExtError, match="has no encoder"):
+        engine.run([Request((1, 2), 1, source=Source(np.array([1])))])
+    with pytest.raises(ModelError, match="transformers cannot load"):
+        load_model(str(tmp_path), "auto", None)
+
+
+def test_an_encoder_decoder_is_refused_by_name(tmp_path: Any) -> None:
+    import transformers
+
+    config = transformers.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=VOCAB)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is an encoder-decoder, which is not run on transformers here: give an ONNX"):
+        load_model(str(tmp_path), "auto", "cpu")
+
+
+def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
+    make("llama").to(torch.float32).save_pretrained(tmp_path)
+    model, facts = load_model(str(tmp_path), "bfloat16", "cpu")
+    assert (model.dtype, facts["dtype"], facts["device"]) == (torch.bfloat16, "bfloat16", "cpu")
+    assert load_model(str(tmp_path), "auto", "cpu")[1]["dtype"] == "float32"
+    output = HfRunner(model, facts).run(Step((Row(0, 0, (5,)),), (LogitsRow(0, 0),)))
+    assert output.logits_RV.dtype == np.float32
+
+
+def test_a_failing_device_is_a_run_error_with_the_step() -> None:
+    runner = HfRunner(make("llama"), {})
+    with pytest.raises(RunError, match="transformers failed on a step of 1 tokens behind 0 positions: index"):
+        runner.run(Step((Row(0, 0, (VOCAB + 5,)),), (LogitsRow(0, 0),)))

@@ -1,0 +1,84 @@
+"""What a runner does where there is no memory for its slots."""
+
+from __future__ import annotations
+
+import pytest
+
+import olive_ext
+from olive_ext.config import EngineConfig
+from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error
+from olive_ext.errors import MemoryShortageError
+from olive_ext.model import locate, resolve_providers
+from olive_ext.model.types import Provider
+from tests.exports import genai_export
+
+
+class _Small:
+    """A KV store with memory for `most` slots."""
+
+    def __init__(self, store: ViewKv, most: int) -> None:
+        self.store, self.most = store, most
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    @property
+    def num_slots(self) -> int:
+        return self.store.num_slots
+
+    @num_slots.setter
+    def num_slots(self, value: int) -> None:
+        self.store.num_slots = value
+
+    def reserve(self, capacity: int) -> None:
+        if self.store.num_slots > self.most:
+            raise MemoryError("Unable to allocate 3 TiB")
+        self.store.reserve(capacity)
+
+
+@pytest.mark.parametrize("most", [3, 0])
+def test_slots_are_halved_until_they_fit_or_one_does_not(most: int) -> None:
+    with olive_ext.open(genai_export("llama", None), engine={"num_slots": 8, "scoring": "rows"}) as session:
+        runner = session._engine._runner  # type: ignore[attr-defined]
+        assert isinstance(runner, OrtRunner)
+        runner._kv = _Small(runner._kv, most)  # type: ignore[assignment, arg-type]
+        if most == 0:
+            with pytest.raises(MemoryShortageError, match="max_length"):
+                session.generate([[5, 6, 7]])
+            return
+        assert [len(output.tokens) > 0 for output in session.generate([[5, 6, 7], [5, 8]] * 4)] == [True] * 8
+        assert session.describe_execution()["num_slots"] == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Failed to allocate memory for requested buffer of size 8", True),
+        ("CUDA error: out of memory", True),
+        ("Non-zero status code returned while running Gather node", False),
+    ],
+)
+def test_messages_about_memory_are_known(message: str, expected: bool) -> None:
+    assert is_memory_error(RuntimeError(message)) is expected
+
+
+def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind() -> None:
+    files = locate(genai_export("llama", None))
+    providers = (Provider("CUDAExecutionProvider", "cuda", plans_shapes=True), *resolve_providers("cpu"))
+    engine = open_engine(files, providers, EngineConfig(), allow_cpu_fallback=True)
+    facts = engine.describe()
+    engine.close()
+    assert facts["providers"] == ["CPUExecutionProvider"]
+    assert (facts["decode_ahead"], facts["scoring"], facts["batching"]) == (False, "branches", "range")
+
+
+def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:
+    engine = open_engine(locate(genai_export("llama", None)), resolve_providers("cpu"), EngineConfig(scoring="rows"))
+    found = []
+    for wanted in (65, 129, 100, 500):
+        engine.runner.reserve(wanted)
+        found.append(engine.runner.capacity)
+    engine.close()
+    assert found == [128, 192, 192, 512]

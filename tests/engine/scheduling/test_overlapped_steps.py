@@ -1,0 +1,347 @@
+"""Steps that begin before the one before them is read change no result, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.oom_split import num_tokens
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling
+from olive_ext.engine.scheduling.step_thread import NAME
+from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.errors import MemoryShortageError, RunError
+from tests.engine.fake_runner import FakeRunner, ShortRunner, oracle
+from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
+
+
+@settings(max_examples=700, deadline=None)
+@given(
+    calls=st.lists(requests_of(), min_size=1, max_size=3),
+    num_slots=st.integers(1, 8),
+    chunk_size=st.integers(1, 40),
+    runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
+)
+def test_run_equals_oracle_for_any_requests_slots_and_chunks(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
+) -> None:
+    batching, can_rewind = runner
+    fake = FakeRunner(num_slots, batching, can_rewind=can_rewind, async_decode=True)
+    engine = Engine(fake, chunk_size)
+    assert_runs_as_oracle(engine, calls)
+    counters = engine.counters
+    assert counters.steps == len(fake.steps)
+    rows = sum(len(row.tokens) for step in fake.steps for row in step.rows)
+    assert rows == counters.tokens_fed + counters.idle_rows + counters.rows_dropped
+    engine.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    requests=requests_of(max_sources=1),
+    num_slots=st.integers(1, 6),
+    batching=st.sampled_from(Batching),
+    has_tree_batches=st.booleans(),
+)
+def test_run_continuous_equals_oracle_beside_branches(
+    requests: list[Request], num_slots: int, batching: Batching, has_tree_batches: bool
+) -> None:
+    engine = Engine(FakeRunner(num_slots, batching, has_tree_batches=has_tree_batches, async_decode=True), 7)
+    results = dict(engine.run_continuous(enumerate(requests)))
+    for number, request in enumerate(requests):
+        assert_equal(results[number], oracle(request))
+    engine.close()
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
+    num_slots=st.integers(1, 6),
+    chunk_size=st.integers(1, 40),
+    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+)
+def test_steps_without_memory_are_halved_and_results_stay(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+) -> None:
+    runner = ShortRunner(num_slots, batching, async_decode=True)
+    engine = Engine(runner, chunk_size)
+    assert_runs_as_oracle(engine, calls)
+    assert max((num_tokens(step) for step in runner.steps), default=0) <= runner.most
+    engine.close()
+
+
+class Scarce(FakeRunner):
+    """Loses its memory for more than one row at step number `at`, which may be one that waits behind another."""
+
+    at = 0
+
+    def _execute(self, step: Step) -> StepOutput:
+        if len(self.steps) >= self.at and len(step.rows) > 1:
+            raise MemoryShortageError("planted")
+        return super()._execute(step)
+
+
+@pytest.mark.parametrize("at", range(3, 10))
+def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
+    requests = [Request((1, 2, i), 0, Generation(9, frozenset({3}))) for i in range(3)]
+    runner = Scarce(3, Batching.RANGE, async_decode=True)
+    runner.at = at
+    engine = Engine(runner, 8)
+    for found, request in zip(engine.run(requests), requests, strict=True):
+        assert_equal(found, oracle(request))
+    assert engine.counters.steps_halved >= 1
+    engine.close()
+
+
+def _decode(batching: Batching, requests: list[Request], async_decode: bool = True) -> tuple[Engine, FakeRunner]:
+    runner = FakeRunner(4, batching, async_decode=async_decode)
+    engine = Engine(runner, 64)
+    for found, request in zip(engine.run(requests), requests, strict=True):
+        assert_equal(found, oracle(request))
+    engine.close()
+    return engine, runner
+
+
+@pytest.mark.parametrize("batching", Batching)
+def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: Batching) -> None:
+    requests = [Request((1, 2, i), 0, Generation(20)) for i in range(4)]
+    engine, runner = _decode(batching, requests)
+    serial, _ = _decode(batching, requests, async_decode=False)
+    counters = engine.counters
+    assert counters.rows_dropped == 0
+    assert (counters.steps, counters.tokens_fed) == (serial.counters.steps, serial.counters.tokens_fed)
+    decoding = [step for step in runner.steps if all(row.past >= 3 for row in step.rows)]
+    assert counters.steps_ahead >= len(decoding) - 4
+    assert serial.counters.steps_ahead == 0
+
+
+def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
+    request = Request((1, 2), 0, Generation(20))
+    third = oracle(request).tokens[2]
+    requests = [Request((1, 2), 0, Generation(20, frozenset({third})))]
+    engine, runner = _decode(Batching.RANGE, requests)
+    generated = oracle(requests[0]).tokens
+    assert engine.counters.rows_dropped == 1
+    assert engine.counters.tokens_fed == 2 + len(generated)
+    assert len(runner.steps) == 2 + len(generated)
+
+
+def test_sampled_rows_are_read_before_what_follows_them() -> None:
+    requests = [Request((1, i), 0, Generation(6, sampling=Sampling(1.0, seed=i))) for i in range(3)]
+    ahead, serial = (Engine(FakeRunner(3, Batching.RANGE, async_decode=keeps), 8) for keeps in (True, False))
+    assert [result.tokens for result in ahead.run(requests)] == [result.tokens for result in serial.run(requests)]
+    assert ahead.counters.steps_ahead == 0
+
+
+def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
+    prompt = (1, 2, 3)
+    engine = Engine(FakeRunner(1, Batching.SINGLE, can_rewind=False, async_decode=True), 64)
+    tokens = oracle(Request(prompt, 0, Generation(4))).tokens
+    engine.run([Request(prompt, 0, Generation(20, is_finished=lambda found: len(found) == 3))])
+    before = engine.counters.tokens_fed
+    again = Request((*prompt, *tokens[:3], 7), 0, Generation(1))
+    assert_equal(engine.run([again])[0], oracle(again))
+    assert engine.counters.tokens_fed == before + 1
+    engine.close()
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
+
+
+class Slow(FakeRunner):
+    """Takes a while for each step, and notes when it is at work."""
+
+    is_closed = False
+
+    def _execute(self, step: Step) -> StepOutput:
+        time.sleep(0.005)
+        assert not self.is_closed
+        return super()._execute(step)
+
+    def close(self) -> None:
+        assert self._running.acquire(blocking=False), "closed while a step runs"
+        self.is_closed = True
+
+
+LONG = [Request((1, 2, i), 0, Generation(30)) for i in range(3)]
+
+
+def _slow() -> tuple[Engine, Slow]:
+    runner = Slow(3, Batching.RANGE, async_decode=True)
+    return Engine(runner, 8), runner
+
+
+def _assert_idle(runner: Slow) -> None:
+    with runner._running:
+        before = len(runner.steps)
+    time.sleep(0.03)
+    assert len(runner.steps) == before
+
+
+def _assert_usable(engine: Engine) -> None:
+    for found, request in zip(engine.run(LONG), LONG, strict=True):
+        assert_equal(found, oracle(request))
+    assert engine.counters.steps_ahead
+    engine.close()
+    assert _threads() == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_error_while_stops_are_looked_for_leaves_the_engine_usable(error: type[BaseException]) -> None:
+    engine, runner = _slow()
+
+    def fail(tokens: object) -> bool:
+        if len(tokens) == 5:  # type: ignore[arg-type]
+            raise error
+        return False
+
+    with pytest.raises(error):
+        engine.run([Request((5, 6), 0, Generation(30, is_finished=fail)), *LONG])
+    _assert_idle(runner)
+    _assert_usable(engine)
+
+
+def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
+    """The second Ctrl-C comes while the first one waits for the step that runs."""
+    engine, runner = _slow()
+    raised = []
+
+    def interrupt(index: int, result: Result) -> None:
+        raise KeyboardInterrupt
+
+    class Interrupted(type(engine._thread)):  # type: ignore[misc]
+        def settle(self) -> None:
+            if raised or self._executor is None:
+                super().settle()
+            else:
+                raised.append(True)
+                raise KeyboardInterrupt
+
+    engine._thread = Interrupted(runner.run)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([Request((5, 6), 0, Generation(4)), *LONG], interrupt)
+    assert raised
+    _assert_usable(engine)
+
+
+def test_given_up_iterator_leaves_the_engine_usable() -> None:
+    engine, runner = _slow()
+    results = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    _assert_idle(runner)
+    _assert_usable(engine)
+
+
+@pytest.mark.parametrize("end", [Engine.close, Engine.reset])
+def test_end_in_the_middle_of_an_iterator_waits_for_the_step_that_runs(end: Callable[[Engine], None]) -> None:
+    engine, runner = _slow()
+    results: Iterator[object] = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
+    next(results)
+    end(engine)
+    if end is Engine.close:  # the runner has checked that nothing runs
+        assert runner.is_closed
+        assert _threads() == []
+    else:
+        _assert_idle(runner)
+        _assert_usable(engine)
+
+
+class Failing(FakeRunner):
+    """Fails at step number `at`."""
+
+    at = 6
+
+    def _execute(self, step: Step) -> StepOutput:
+        if len(self.steps) == self.at:
+            self.at = -1
+            raise RunError("planted")
+        return super()._execute(step)
+
+
+@pytest.mark.parametrize("at", [4, 5, 6])
+def test_step_behind_one_that_failed_is_not_run(at: int) -> None:
+    runner = Failing(3, Batching.RANGE, async_decode=True)
+    runner.at = at
+    engine = Engine(runner, 8)
+    with pytest.raises(RunError, match="planted"):
+        engine.run(LONG)
+    assert len(runner.steps) == at
+    _assert_usable(engine)
+
+
+def test_engine_that_only_scores_or_keeps_no_tokens_starts_no_thread() -> None:
+    scoring = Engine(FakeRunner(3, Batching.RANGE, async_decode=True), 8)
+    scoring.run([Request((1, 2, 3, i), 2) for i in range(5)])
+    serial = Engine(FakeRunner(3, Batching.RANGE), 8)
+    serial.run(LONG)
+    assert _threads() == []
+
+
+def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
+    engine, _ = _slow()
+    first = oracle(Request((5, 6), 0, Generation(9))).tokens[3]
+    short = Request((5, 6), 0, Generation(9, frozenset({first})))
+    results = engine.run_continuous(enumerate([short, *LONG[:2]]))
+    key, result = next(results)
+    assert (key, result.finish_reason) == (0, FinishReason.STOP_ID)
+    assert engine._begun is not None
+    assert not engine._begun.done()
+    rest = dict(results)
+    for number, request in enumerate(LONG[:2], start=1):
+        assert_equal(rest[number], oracle(request))
+    engine.close()
+
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import signal, threading, time
+from tests.engine.scheduling.test_overlapped_steps import LONG, _assert_usable, _slow
+from olive_ext.engine.requests import Generation, Request
+engine, runner = _slow()
+"""
+
+
+def _run_program(lines: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM + lines]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
+def test_ctrl_c_between_any_two_steps_leaves_the_engine_usable() -> None:
+    done = _run_program("""
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+begin = time.perf_counter()
+engine.run(LONG)
+whole = time.perf_counter() - begin
+interrupted = 0
+for part in range(1, 16):
+    signal.setitimer(signal.ITIMER_REAL, whole * part / 20)
+    try:
+        engine.run(LONG)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+_assert_usable(engine)
+print("usable" if interrupted > 10 else interrupted)
+""")
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["usable"], "", 0)
+
+
+def test_program_that_ends_in_the_middle_of_an_iterator_ends_in_silence() -> None:
+    done = _run_program("""
+results = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
+next(results)
+print("given up")
+""")
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["given", "up"], "", 0)

@@ -1,0 +1,47 @@
+"""What steps cost follows what the engine does with a plan's parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from olive_ext.engine.scheduling.step_cost import SHAPES, StepCost, choose, measure
+from olive_ext.engine.step import Batching, Step, StepOutput
+from tests.engine.fake_runner import FakeRunner
+
+COST = StepCost(fixed=0.02, per_token=0.001, per_pair=5e-7)
+
+
+def test_a_long_text_alone_pays_for_its_own_past_only() -> None:
+    steps = [(256, 256), (256, 512), (100, 612)]
+    assert COST.of_rows([(612, 0)], 256) == pytest.approx(sum(COST.of(*step) for step in steps))
+    assert COST.of_rows([(612, 50)], 256) == pytest.approx(sum(COST.of(size, cells + 50) for size, cells in steps))
+
+
+def test_a_long_text_in_branches_costs_what_it_costs_alone_in_steps_of_that_size() -> None:
+    assert COST.of_branches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
+
+
+def test_short_texts_share_the_fixed_cost_of_a_step_and_long_ones_run_alone() -> None:
+    assert choose(COST, [(10, 100)] * 400, 256).size in (128, 256, 512)
+    assert choose(COST, [(2047, 0)] * 20, 256).size == 0
+
+
+class _Clocked(FakeRunner):
+    """Steps take what `COST` says, on a clock of its own."""
+
+    now = 0.0
+
+    def run(self, step: Step) -> StepOutput:
+        tokens = sum(len(row.tokens) for row in step.rows)
+        assert step.first_cell is not None
+        assert step.first_cell + tokens <= self.shared_prefix_capacity
+        self.now += COST.of(tokens, step.first_cell + tokens)
+        return StepOutput(*[None] * 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("context", [400, 4096])
+def test_measuring_finds_the_costs_whatever_the_context(context: int) -> None:
+    runner = _Clocked(1, Batching.RANGE, context, has_tree_batches=True)
+    found = measure(runner, lambda: runner.now)
+    assert (found.fixed, found.per_token, found.per_pair) == pytest.approx((0.02, 0.001, 5e-7), rel=1e-3)
+    assert runner.shared_prefix_capacity == 1 + min(context, SHAPES[-1][1])
