@@ -1,4 +1,4 @@
-"""Makes the CUDA provider run on a machine without a GPU: the real onnxruntime-gpu wheel beside stubs of CUDA's libraries.
+"""Makes the CUDA provider run on a machine without a GPU: the real onnxruntime-gpu beside stubs of CUDA's libraries.
 
 python .ci/cuda_stub/make.py DIR          needs pip, gcc, nm and a package index; half a minute and 0.6 GB
 DIR/run python -m pytest -m cuda_stub     onnxruntime is the GPU build there, and finds one H200

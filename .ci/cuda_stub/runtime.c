@@ -210,12 +210,17 @@ __attribute__((destructor)) static void write_counts(void) {
     fclose(file);
 }
 
-/* The counts so far, for a program that looks at single steps: bad, launches, copies to the device, their bytes, copies
- * to the host, their bytes, the largest of these. */
+/* The counts since this was last called, for a program that looks at single steps: wrong copies, launches, copies to the
+ * device and their bytes, copies to the host, their bytes and the largest of these. */
 void cuda_stub_counts(long long *counted) {
+    static long long before[6];
     long long now[] = {counts.bad, counts.launches + counts.graph_launches, counts.copies[HOST_TO_DEVICE],
                        (long long)counts.bytes[HOST_TO_DEVICE], counts.copies[DEVICE_TO_HOST],
-                       (long long)counts.bytes[DEVICE_TO_HOST], (long long)counts.largest[DEVICE_TO_HOST]};
-    memcpy(counted, now, sizeof now);
+                       (long long)counts.bytes[DEVICE_TO_HOST]};
+    for (int i = 0; i < 6; i++) {
+        counted[i] = now[i] - before[i];
+        before[i] = now[i];
+    }
+    counted[6] = (long long)counts.largest[DEVICE_TO_HOST];
     counts.largest[DEVICE_TO_HOST] = 0;
 }

@@ -1,7 +1,7 @@
 """Memory of the host and of CUDA devices, free and in all, as the system and the CUDA runtime have it.
 
-The runtime rather than NVIDIA's management library: it numbers devices as ONNX Runtime does (CUDA_VISIBLE_DEVICES, parts
-of divided devices) and is there wherever the CUDA provider is. Knows no model.
+The runtime rather than NVIDIA's management library: it numbers devices as ONNX Runtime does (CUDA_VISIBLE_DEVICES,
+parts of divided devices) and is there wherever the CUDA provider is. Knows no model.
 """
 
 from __future__ import annotations

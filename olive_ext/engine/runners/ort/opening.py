@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.kv.tree_cells import Bias, SharedPrefixKv
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.runtime import choose_runtime, suggest_genai
 from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
 from olive_ext.engine.runners.trials import fitting_chunk_size
@@ -44,6 +46,8 @@ from olive_ext.model import external_data_plan, open_session
 from olive_ext.model.decoder_spec import read_embedding, read_spec
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, ModelFiles, Provider, Role, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 
 def open_engine(
@@ -75,7 +79,13 @@ def open_engine(
             profile_prefix=profile_prefix,
         )
     opener = _Opener(files, providers, config, allow_cpu_fallback, profile_prefix, exposes_rows)
-    return _open_ort(opener, chosen, max_length, batch_size)
+    try:
+        return _open_ort(opener, chosen, max_length, batch_size)
+    except MisplacedError as error:
+        if not allow_cpu_fallback or providers[-1].device != "cpu":
+            raise ProviderError(f"{error}; 'allow_cpu_fallback' would run the whole model on the CPU") from error
+        logger.warning("%s; running the whole model on the CPU", error)
+        return _open_ort(replace(opener, providers=providers[-1:]), chosen, max_length, batch_size)
 
 
 def _open_ort(opener: _Opener, chosen: Mapping[str, Any], max_length: int | None, batch_size: int | None) -> Engine:
@@ -152,6 +162,11 @@ def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     return ViewKv if device.has_pointers else StagedKv
 
 
+def _names(spec: DecoderSpec) -> list[str]:
+    """Inputs and outputs that carry what is resident."""
+    return [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
+
+
 def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
     """The first one with the option that has runs captured."""
     first, *others = providers
@@ -206,7 +221,7 @@ class _Opener:
         tokens = self._token_form(spec) if async_decode else None
         logits = spec.logits
         if self.config.graph == "untouched":
-            session = self._from_memory(proto, self.files.decoder)
+            session = self._from_memory(proto, self.files.decoder, _names(spec))
             place, rank = self.device(session), len(logits.shape)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, exposes_rows=exposes_rows, tokens=tokens)
             head = self.helper(graph.SerializeToString())
@@ -215,7 +230,7 @@ class _Opener:
         is_captured = self.shapes.is_captured
         scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_captured, tokens=tokens)
         providers = _capturing(self.providers) if is_captured else self.providers
-        session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder)
+        session = replace(self, providers=providers)._from_memory(scoring.model, self.files.decoder, _names(spec))
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
         return session, GraphHead(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
@@ -276,11 +291,16 @@ class _Opener:
         first = next(provider for provider in self.providers if provider.name in used)
         return Device(first.device, int(first.options.get("device_id", 0)))
 
-    def _from_memory(self, proto: ModelProto, file: Path) -> ort.InferenceSession:
-        """External weights stay where they are, beside `file`, symbolic links followed."""
+    def _from_memory(self, proto: ModelProto, file: Path, caches: Sequence[str] = ()) -> ort.InferenceSession:
+        """External weights stay where they are, beside `file`, symbolic links followed. Raises `MisplacedError` where
+        nodes with large values, or one of the `caches`, would not be on the device."""
         folder, renames = external_data_plan(file, external_locations(proto))
         model = relocate(proto, renames).SerializeToString()
-        return self._open(model, file, external_data_folder=folder, profile_prefix=self.profile_prefix)
+        session = self._open(model, file, external_data_folder=folder, profile_prefix=self.profile_prefix)
+        place = self.device(session)
+        if problem := misplaced(session, proto, place.kind, caches):
+            raise MisplacedError(f"'{file}' cannot run on the {place.kind} device alone: {problem}")
+        return session
 
     def _open(self, model: bytes, file: Path, **arguments: Any) -> ort.InferenceSession:
         threads = self.config.num_threads
