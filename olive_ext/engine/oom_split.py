@@ -10,16 +10,11 @@ import numpy as np
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
 
 
-def num_tokens(step: Step) -> int:
-    """Tokens of all rows."""
-    return sum(len(row.tokens) for row in step.rows)
-
-
 def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
     """Two steps that do what `step` does, behind its copies and moves; None where it cannot be cut."""
     if step.first_cell is None and len(step.rows) > 1:
         return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
-    half = num_tokens(step) // 2
+    half = step.num_tokens // 2
     if half == 0:
         return None
     place = 0

@@ -1,17 +1,24 @@
-"""The step behind one that has not been read: the same rows, fed with what that one finds. Pure functions, one of which
-says whether there are such steps at all."""
+"""Overlapped steps: the step behind one that has not been read has the same rows, fed with the tokens which that finds.
+
+The functions that plan them are pure; `StepThread` runs them while the host does something else. Knows no runner.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import contextlib
+from collections.abc import Callable, Container
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import IntArray, LogitsRow, Row, Step
+from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.errors import RunError
 
 UNKNOWN_TOKEN = 0
 """Stands in the rows of a step whose tokens are not read yet."""
+
+THREAD_NAME = "olive_ext-steps"
 
 
 def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
@@ -79,3 +86,43 @@ def _last_heads(rows: tuple[Row, ...], heads: tuple[LogitsRow, ...]) -> tuple[Lo
     """One head at the last token of each row; the numbers of records are those of `heads`."""
     records = [head.record for head in heads] + [-1] * len(rows)
     return tuple(LogitsRow(place, len(row.tokens) - 1, records[place]) for place, row in enumerate(rows))
+
+
+class StepThread:
+    """The thread starts with the first step and ends with `close`, or when nobody holds this object."""
+
+    def __init__(self, run: Callable[[Step], StepOutput]) -> None:
+        self._run = run
+        self._executor: ThreadPoolExecutor | None = None
+        self._era = 0
+        self._has_failed = False
+
+    def begin(self, step: Step) -> Future[StepOutput]:
+        """Puts `step` behind those that were begun before. One that follows a step that failed is not run."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
+        return self._executor.submit(self._work, step, self._era)
+
+    def settle(self) -> None:
+        """Drops what waits, and returns when nothing runs. May be interrupted, and called again."""
+        if self._executor is not None:
+            self._era += 1
+            with contextlib.suppress(RuntimeError):  # Python is ending, and has waited for the thread
+                self._executor.submit(int).result()
+
+    def close(self) -> None:
+        """Settles and ends the thread. Calling it again does nothing."""
+        self._era += 1
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _work(self, step: Step, era: int) -> StepOutput:
+        if era != self._era:
+            raise CancelledError
+        if step.uses_previous_tokens and self._has_failed:
+            raise RunError("the step before this one failed")
+        self._has_failed = True
+        output = self._run(step)
+        self._has_failed = False
+        return output

@@ -11,44 +11,36 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from olive_ext.engine.requests import FinishReason
-from olive_ext.engine.scheduling.counters import Counters
+from olive_ext.engine.requests import Counters, FinishReason, source_key
+from olive_ext.engine.runners.base import Capacity, Traits
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
-from olive_ext.engine.scheduling.prefix_tree import source_key
-from olive_ext.engine.scheduling.sampling import draw
-from olive_ext.engine.scheduling.sequences import Answer, Sequence
+from olive_ext.engine.scheduling.sequences import Answer, Sequence, draw
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Runner, Step, StepOutput
+from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
 
 IDLE_TOKEN = 0
 UNLIMITED = 2**31
 
 
-def room_of(runner: Runner, tree_batch_tokens: int) -> tuple[int, ...]:
-    """What a scheduler is made for: slots, their positions, the trunk's cells and the tokens of its steps."""
-    return runner.num_slots, runner.capacity, runner.shared_prefix_capacity, tree_batch_tokens
-
-
 class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
-    def __init__(self, runner: Runner, chunk_size: int, counters: Counters, tree_batch_tokens: int = 0) -> None:
-        """`tree_batch_tokens`: tokens of a tree batch; 0 computes scored sequences in slots, too. `limit` may be set to
-        fewer tokens of any step."""
-        self.slots = Slots(runner.num_slots, runner.capacity, runner.can_rewind)
+    def __init__(
+        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
+    ) -> None:
+        """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
+        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step."""
+        self.capacity = capacity
+        self.tree_batch_tokens = tree_batch_tokens
+        self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind)
+        self._traits = traits
         self._chunk_size = chunk_size
-        self._batching = runner.batching
-        self._can_rewind = runner.can_rewind
-        self._chunked_prefill = runner.chunked_prefill
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
-        self._tree_batch_tokens = tree_batch_tokens
-        self._tree_batches = TreeBatches(runner.shared_prefix_capacity) if tree_batch_tokens else None
-        self.shape = room_of(runner, tree_batch_tokens)
+        self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
-        self._async_decode = runner.async_decode
         self._present: PlannedStep | None = None
         self._ahead: PlannedStep | None = None
 
@@ -69,7 +61,7 @@ class Scheduler:
         """Takes sequences in sorted order."""
         for sequence in sequences:
             if self._tree_batches is not None and sequence.generation is None:
-                self._tree_batches.add([sequence])
+                self._tree_batches.add(sequence)
             else:
                 self._waiting.append(sequence)
 
@@ -81,7 +73,7 @@ class Scheduler:
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if self._batching is not Batching.PACKED and prefill:
+        if self._traits.batching is not Batching.PACKED and prefill:
             ready = [prefill]
         self._present = self._slots_plan(self._together(ready), copies)
         return self.present
@@ -90,7 +82,7 @@ class Scheduler:
         """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
         other slots would be computed."""
         present = self._present_plan()
-        if not self._async_decode or self._ahead is not None or not can_be_followed(present):
+        if not self._traits.async_decode or self._ahead is not None or not can_be_followed(present):
             return None
         running = self._running.values()
         ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
@@ -153,7 +145,7 @@ class Scheduler:
 
     def _together(self, ready: list[Sequence]) -> list[Sequence]:
         """Those of `ready` that share the next step."""
-        return ready[: 1 if self._batching is Batching.SINGLE else self.limit]
+        return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
 
     def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
         """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
@@ -165,7 +157,7 @@ class Scheduler:
         self._release(sequence)
 
     def _tree_batch_plan(self, branches: TreeBatches) -> PlannedStep:
-        planned = branches.plan(min(self.limit, self._tree_batch_tokens))
+        planned = branches.plan(min(self.limit, self.tree_batch_tokens))
         self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
         self._counters.tokens_reused += sum(planned.shared)
         self._counters.moves += len(planned.moves)
@@ -179,7 +171,7 @@ class Scheduler:
             return ()
         sequence = self._waiting.popleft()
         taken = self.slots.take(
-            sequence.tokens, sequence.first_read() if self._chunked_prefill else 0, source_key(sequence.source)
+            sequence.tokens, sequence.first_read() if self._traits.chunked_prefill else 0, source_key(sequence.source)
         )
         sequence.slot, sequence.computed = taken.slot, taken.shared
         self._running[taken.slot] = sequence
@@ -201,7 +193,7 @@ class Scheduler:
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
-        reads_idle = self._async_decode and all(found is None or found.rng is None for found, _ in rows)
+        reads_idle = self._traits.async_decode and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
                 if reads_idle:
@@ -218,9 +210,9 @@ class Scheduler:
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1 or self._batching is Batching.PACKED:
+        if len(slots) == 1 or self._traits.batching is Batching.PACKED:
             return slots
-        if self._batching is Batching.POOL:
+        if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
 
@@ -229,10 +221,10 @@ class Scheduler:
 
     def _row(self, sequence: Sequence) -> Row:
         start = sequence.computed
-        stop = min(sequence.end, start + min(self.limit, self._chunk_size)) if self._chunked_prefill else sequence.end
-        if not self._can_rewind:
+        stop = min(sequence.end, start + min(self.limit, self._chunk_size)) if self._traits.chunked_prefill else sequence.end
+        if not self._traits.can_rewind:
             stop = min((fork for fork in sequence.checkpoints if start < fork < stop), default=stop)
-        is_checkpoint = not self._can_rewind and stop in sequence.checkpoints
+        is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
         return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
 
     def _append(self, sequence: Sequence, token: int) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.scheduling.prefix_tree import common_prefix
-from olive_ext.engine.scheduling.sequences import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.step import Copy
 
 MIN_COPY = 16
