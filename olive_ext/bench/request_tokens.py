@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from olive_ext.engine.scheduling.prefix_tree import common_prefix
-from olive_ext.engine.scheduling.sequences import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix
 
 
 def count_tokens(inputs: Iterable[tuple[Sequence[int], int]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:
-    """The outputs of two halves as one, but for rows of logits, which only the runner's own wrapper uses."""
+    """The outputs of two halves as one, but for rows of logits, which only a tap reads."""
     notes, more = first.notes_T, second.notes_T
     return StepOutput(
         np.concatenate([first.target_logprobs, second.target_logprobs]),

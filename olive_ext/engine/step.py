@@ -5,6 +5,7 @@ Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.config import EngineConfig
 from olive_ext.engine.requests import Notes, Source
 
 DEFAULT_CHUNK = 256
@@ -134,3 +136,27 @@ class StepOutput:
     def scores_nbytes(self) -> int:
         """Bytes of the scores, the greedy tokens and the sampled rows."""
         return self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
+
+
+def longest_step(config: EngineConfig) -> int:
+    """Tokens of a prompt that a step takes at most."""
+    return DEFAULT_CHUNK if config.chunk_size == "auto" else config.chunk_size
+
+
+def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """[1, 1, S, T], S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's past,
+    within the window. Cells behind the token itself count as seen: attention hides those."""
+    num_tokens = sum(len(row.tokens) for row in rows)
+    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
+    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
+    start = 0
+    for row in rows:
+        stop = start + len(row.tokens)
+        assert row.cells_P is not None
+        visible_ST[start:stop, row.cells_P] = True
+        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
+        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
+        start = stop
+    if window is not None:
+        visible_ST &= positions_T[first_cell:, None] - positions_T < window
+    return visible_ST[None, None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.runners.ort.opening import open_engine
-from olive_ext.engine.scheduling.scoring_form import longest_step
+from olive_ext.engine.step import longest_step
 from olive_ext.model import (
     check_distributions,
     content_hash,
@@ -108,9 +108,11 @@ def _tokenizer(settings: Settings, where: str) -> Tokenizer:
 
 
 def _encoding(engine: Engine, files: ModelFiles) -> Encoding | None:
-    if engine.source_kind is None:
+    if engine.runner.traits.source_kind is None:
         return None
-    return Encoding(engine.source_kind is SourceKind.FEATURES, read_start(files.directory, files.genai_config))
+    return Encoding(
+        engine.runner.traits.source_kind is SourceKind.FEATURES, read_start(files.directory, files.genai_config)
+    )
 
 
 def _facts(model: str, tokenizer: str, stop_ids: frozenset[int]) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""Opens sessions that compare: beside an open reference, against the records of one, or making these records."""
+"""Opens sessions with a reference: a resident one, the records of one, or a model whose distributions are recorded.
+
+Chooses the engine's tap. Knows no step and no graph.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.reference.kernels import refuse_other_vocabulary
-from olive_ext.engine.reference.placement import divergence_of, vocab_size_of
-from olive_ext.engine.reference.recorded import RecordedRunner, RecordingRunner
-from olive_ext.engine.reference.resident import PairRunner
-from olive_ext.engine.reference.scorers import ComparingEngine, RecordedScorer, RecordingScorer, SharingEngine, Turns
-from olive_ext.engine.scheduling.scoring_form import ScoringSteps, pinned_size
-from olive_ext.engine.step import Runner
+from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.scheduling.scoring_form import ScoringForm
 from olive_ext.records import Form, Records
 from olive_ext.session.parts import Parts, open_parts
 from olive_ext.session.session import Session
@@ -25,61 +26,41 @@ _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 
 def open_beside(settings: Settings, of_reference: Settings) -> Session:
     """Both models resident. Closing the session closes both, and `Session.reference`."""
-    reference = open_parts(of_reference, exposes_rows=True)
-    try:
-        own = open_parts(settings, exposes_rows=True)
-    except BaseException:
-        reference.engine.close()
-        raise
-    try:
-        refuse_other_tokenizer(
-            tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer), reference.name, own.name
-        )
-        refuse_other_vocabulary(vocab_size_of(reference.engine), vocab_size_of(own.engine))
-        pair = PairRunner(own.engine.runner, reference.engine.runner, divergence_of(own.engine.runner))
-    except BaseException:
-        own.engine.close()
-        reference.engine.close()
-        raise
-    turns = Turns()
-    chunk_size = min(own.engine.chunk_size, reference.engine.chunk_size)
-    compared = _beside(own, pair, turns, chunk_size, settings.engine)
-    session = own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, compared))
-    session.reference = reference.session(SharingEngine(reference.engine, turns), beside=session)
+    with ExitStack() as on_failure:
+        reference = _open(of_reference, on_failure)
+        own = _open(settings, on_failure)
+        traits = tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer)
+        refuse_other_tokenizer(*traits, reference.name, own.name)
+        runners = own.engine.runner, reference.engine.runner
+        refuse_other_vocabulary(vocab_size_of(runners[1]), vocab_size_of(runners[0]))
+        tap = ResidentTap(*runners, Divergence.at(runners[0]), reference.engine.chunk_size)
+        on_failure.pop_all()
+    session = own.session(_tapped(own, tap, settings.engine))
+    session.reference = reference.session(beside=session)
     return session
 
 
 def open_recording(settings: Settings, wanted: RecordSettings) -> Session:
-    """The model is a reference: what it says of what is scored is recorded under `wanted.folder`."""
-    own = open_parts(settings, exposes_rows=True)
-    try:
-        runner = own.engine.runner
-        form = Form.choose(vocab_size_of(own.engine), wanted.top, wanted.drawn, wanted.seed)
+    """The model is a reference: the distributions that targets are scored with are recorded under `wanted.folder`."""
+    with ExitStack() as on_failure:
+        own = _open(settings, on_failure)
+        form = Form.choose(vocab_size_of(own.engine.runner), wanted.top, wanted.drawn, wanted.seed)
         records = Records.write(wanted.folder, form, facts_of(own))
-    except BaseException:
-        own.engine.close()
-        raise
-    turns = Turns()
-    recording = RecordingRunner(runner, records, divergence_of(runner))
-    compared = _beside(own, recording, turns, own.engine.chunk_size, settings.engine)
-    scorer = RecordingScorer(compared, records)
-    return own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, scorer), records=records)
+        on_failure.pop_all()
+    tap = WritingTap(records, Divergence.at(own.engine.runner))
+    return own.session(_tapped(own, tap, settings.engine), records=records)
 
 
 def open_recorded(settings: Settings, records: Records) -> Session:
     """The model is a candidate for the reference that `records` are of."""
-    own = open_parts(settings, exposes_rows=True)
-    try:
+    with ExitStack() as on_failure:
+        own = _open(settings, on_failure)
         traits = tokenizer_traits(own.tokenizer)
         refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
-        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.engine))
-        runner = RecordedRunner(own.engine.runner, records, divergence_of(own.engine.runner))
-    except BaseException:
-        own.engine.close()
-        raise
-    turns = Turns()
-    compared = _beside(own, runner, turns, own.engine.chunk_size, settings.engine)
-    return own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, RecordedScorer(compared, records)))
+        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.engine.runner))
+        tap = ReadingTap(records, Divergence.at(own.engine.runner))
+        on_failure.pop_all()
+    return own.session(_tapped(own, tap, settings.engine))
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
@@ -89,7 +70,11 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     return {"model": parts.content_hash(), "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
 
 
-def _beside(own: Parts, runner: Runner, turns: Turns, chunk_size: int, config: EngineConfig) -> SharingEngine:
-    """An engine over `runner` that counts for `own`'s, too."""
-    steps = ScoringSteps(runner, pinned_size(config, chunk_size))
-    return SharingEngine(Engine(runner, chunk_size, steps, own.engine.counters), turns)
+def _open(settings: Settings, on_failure: ExitStack) -> Parts:
+    parts = open_parts(settings, exposes_rows=True)
+    on_failure.callback(parts.engine.close)
+    return parts
+
+
+def _tapped(own: Parts, tap: Tap, config: EngineConfig) -> Engine:
+    return Engine(own.engine.runner, own.engine.chunk_size, ScoringForm.of(config), tap)

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from olive_ext.config import EngineConfig
+from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
 from olive_ext.engine.runners.trials import disagreement
-from olive_ext.engine.step import FloatArray, LogitsRow, Row, Runner, Step, StepOutput
+from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.model.types import DecoderSpec, Provider
 
@@ -94,7 +95,7 @@ def _check(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | Non
 
 def _check_replay(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:
     """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
-    slots = range(runner.num_slots)
+    slots = range(runner.capacity.num_slots)
     heads = tuple(LogitsRow(slot, 0) for slot in slots)
     targets = tuple((slot, token) for slot in slots for _, token in TARGETS)
     expected, found = [], []

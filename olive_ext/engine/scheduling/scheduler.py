@@ -220,10 +220,11 @@ class Scheduler:
         return Row(slot, self.slots.length(slot), (IDLE_TOKEN,))
 
     def _row(self, sequence: Sequence) -> Row:
-        start = sequence.computed
-        stop = min(sequence.end, start + min(self.limit, self._chunk_size)) if self._traits.chunked_prefill else sequence.end
+        start, stop = sequence.computed, sequence.end
+        if self._traits.chunked_prefill:
+            stop = min(stop, start + min(self.limit, self._chunk_size))
         if not self._traits.can_rewind:
-            stop = min((fork for fork in sequence.checkpoints if start < fork < stop), default=stop)
+            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
         is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
         return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.oom_split import num_tokens
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling
-from olive_ext.engine.scheduling.step_thread import NAME
+from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FakeRunner, ShortRunner, oracle
@@ -75,7 +74,7 @@ def test_steps_without_memory_are_halved_and_results_stay(
     runner = ShortRunner(num_slots, batching, async_decode=True)
     engine = Engine(runner, chunk_size)
     assert_runs_as_oracle(engine, calls)
-    assert max((num_tokens(step) for step in runner.steps), default=0) <= runner.most
+    assert max((step.num_tokens for step in runner.steps), default=0) <= runner.most
     engine.close()
 
 
@@ -155,7 +154,7 @@ def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
 
 
 def _threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
 
 
 class Slow(FakeRunner):

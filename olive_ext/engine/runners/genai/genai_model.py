@@ -12,9 +12,9 @@ from typing import Any
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.runners.genai.genai_runner import GenaiRunner, one_line
-from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, Traits, find_traits
+from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
 from olive_ext.engine.runners.runtime import input_window
-from olive_ext.engine.scheduling.scoring_form import longest_step
+from olive_ext.engine.step import longest_step
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
 from olive_ext.graph.load import load_graph
 from olive_ext.model.attention import rotary_rows
@@ -117,7 +117,7 @@ class GenaiModel:
     def close(self) -> None:
         self._model = None
 
-    def _find_traits(self, files: ModelFiles) -> Traits:
+    def _find_traits(self, files: ModelFiles) -> GeneratorTraits:
         window = input_window(files)
         size = max(NUM_TOKENS, window)
         vocab_size = int(files.genai_config["model"].get("vocab_size") or size + 1)

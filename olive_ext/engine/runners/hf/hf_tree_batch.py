@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olive_ext.engine.runners.ort.kv.tree_cells import visible_cells
-from olive_ext.engine.scheduling.shared_prefix import FIRST_CELL
-from olive_ext.engine.step import Row, Step
+from olive_ext.engine.step import FIRST_CELL, Row, Step, visible_cells
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +26,7 @@ def takes_masks(model: Any) -> bool:
     return is_told and getattr(model.config, "_attn_implementation", None) in _MASKED
 
 
-class HfTrunk:
+class HfSharedPrefix:
     """One cache of transformers whose places are the trunk's cells; cell 0, which no token sees, is not in it."""
 
     def __init__(self, model: Any, new_cache: Callable[[], Any]) -> None:

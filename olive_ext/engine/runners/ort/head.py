@@ -28,9 +28,6 @@ class Head(Protocol):
     """Computes a step's scores on the device."""
 
     @property
-    def host_bytes(self) -> int: ...
-
-    @property
     def async_decode(self) -> bool:
         """Whether `next_ids` are kept."""
         ...
@@ -78,7 +75,6 @@ class GraphHead:
         kept: Device | None = None,
         products: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.host_bytes = 0
         self.next_ids: ort.OrtValue | None = None
         self._products = products
         self._exposed = exposed
@@ -102,7 +98,6 @@ class GraphHead:
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
         sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
         arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
-        self.host_bytes += sum(array.nbytes for array in arrays)
         rest = list(outputs[len(OUTPUTS) :])
         if self._kept is not None:
             self.next_ids = rest.pop(0)
@@ -128,10 +123,6 @@ class SeparateHead:
         self._feed = Feed(session, device)
         why = "the graph runs as it is; its logits feed a second graph"
         self._inner = GraphHead("untouched", why, device if exposes_rows else None, device if async_decode else None)
-
-    @property
-    def host_bytes(self) -> int:
-        return self._inner.host_bytes
 
     @property
     def async_decode(self) -> bool:

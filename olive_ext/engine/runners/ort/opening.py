@@ -28,10 +28,10 @@ from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.kv.tree_cells import Bias, SharedPrefixKv
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.runtime import choose_runtime, suggest_genai
-from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
-from olive_ext.engine.runners.trials import fitting_chunk_size
+from olive_ext.engine.runners.trials import check_tree_batches, fitting_chunk_size
 from olive_ext.engine.scheduling.overlapped_steps import choose_overlap
-from olive_ext.engine.scheduling.scoring_form import ScoringSteps, longest_step, pinned_size
+from olive_ext.engine.scheduling.scoring_form import ScoringForm
+from olive_ext.engine.step import longest_step
 from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_bias import with_attention_bias
 from olive_ext.graph.cross import cross_graph
@@ -128,10 +128,10 @@ def _engine(
     if isinstance(kv, ReturnedKv) and encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
     if trunk is not None and (problem := check_tree_batches(runner, spec.vocab_size)):
-        trunk.is_used = False
+        runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"texts are scored one after the other: {problem}")
     shaped = with_buckets(runner, spec.vocab_size, chunk_size, opener.shapes, notes)
-    return Engine(shaped, chunk_size, ScoringSteps(shaped, pinned_size(config, chunk_size)))
+    return Engine(shaped, chunk_size, ScoringForm.of(config))
 
 
 def _read(files: ModelFiles, max_length: int | None, adapters: Adapters) -> tuple[ModelProto, DecoderSpec]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.requests import Source, refuse_source
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.adapters import Adapters
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.embedding import Embedding
@@ -21,7 +22,7 @@ from olive_ext.engine.runners.ort.kv.base import Device, KvStore
 from olive_ext.engine.runners.ort.kv.tree_cells import SharedPrefixKv
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.model.types import DecoderSpec, SourceKind
+from olive_ext.model.types import DecoderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,10 @@ MEMORY_WORDS = (
 """Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
 
 
-class OrtRunner:
+class OrtRunner(Runner):
     """A decoder session, its KV store and its scoring head."""
+
+    host_bytes = 0
 
     def __init__(
         self,
@@ -58,6 +61,19 @@ class OrtRunner:
         trunk: SharedPrefixKv | None = None,
         capture: Capture | None = None,
     ) -> None:
+        # Rows of one step may have different sources, and their lengths differ.
+        is_batched = encoder is None and spec.is_splittable
+        super().__init__(
+            Traits(
+                context_length=spec.context_length,
+                batching=kv.batching if is_batched else Batching.SINGLE,
+                can_rewind=not spec.states,
+                chunked_prefill=spec.is_splittable,
+                async_decode=head.async_decode,
+                tree_batches=trunk is not None,
+                source_kind=encoder.kind if encoder is not None else None,
+            )
+        )
         self.device = device
         self.open_graph = open_graph
         self._adapters = adapters
@@ -79,71 +95,27 @@ class OrtRunner:
         return self._spec.vocab_size
 
     @property
-    def batching(self) -> Batching:
-        # Rows of one step may have different sources, and their lengths differ.
-        return self._kv.batching if self._encoder is None and self.chunked_prefill else Batching.SINGLE
-
-    @property
-    def can_rewind(self) -> bool:
-        return not self._spec.states
-
-    @property
-    def chunked_prefill(self) -> bool:
-        return self._spec.is_splittable
-
-    @property
-    def async_decode(self) -> bool:
-        return self._head.async_decode
-
-    @property
-    def num_slots(self) -> int:
-        return self._kv.num_slots
-
-    @property
-    def capacity(self) -> int:
-        return self._kv.capacity
-
-    @property
-    def has_tree_batches(self) -> bool:
-        return self._trunk is not None and self._trunk.is_used
-
-    @property
-    def shared_prefix_capacity(self) -> int:
-        return self._trunk.kv.capacity if self._trunk is not None else 0
-
-    @property
-    def context_length(self) -> int:
-        return self._spec.context_length
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of outputs that have been read on the host."""
-        return self._head.host_bytes
-
-    @property
-    def source_kind(self) -> SourceKind | None:
-        return self._encoder.kind if self._encoder is not None else None
+    def capacity(self) -> Capacity:
+        cells = self._trunk.kv.capacity if self._trunk is not None else 0
+        return Capacity(self._kv.num_slots, self._kv.capacity, cells)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
         if self._encoder is None:
-            refuse_source(source)
+            super().check_source(source)
         else:
             self._encoder.check(source)
 
-    def reserve(self, positions: int) -> None:
-        """Grows the slots to `positions` (rounded up), at least by a quarter; never shrinks them."""
-        if positions <= self.capacity:
-            return
-        if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
-            self._reserve_slots(fixed)
-            return
-        self._reserve_slots(min(_grown(self.capacity, positions), self.context_length))
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        """Grows the trunk to `cells` (rounded up), at least by a quarter; never shrinks it."""
-        if self._trunk is not None and cells > self._trunk.kv.capacity:
-            self._trunk.kv.reserve(_grown(self._trunk.kv.capacity, cells))
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
+        never shrinks them."""
+        capacity = self.capacity
+        if positions > capacity.positions:
+            fixed = next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None)
+            grown = min(_grown(capacity.positions, positions), self.traits.context_length)
+            self._reserve_slots(fixed or grown)
+        if self._trunk is not None and cells > capacity.cells:
+            self._trunk.kv.reserve(_grown(capacity.cells, cells))
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
@@ -164,11 +136,11 @@ class OrtRunner:
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
-            "num_slots": self.num_slots,
+            "num_slots": self.capacity.num_slots,
             "providers": self._session.get_providers(),
-            "capacity": self.capacity,
-            "context_length": self.context_length,
-            "batching": self.batching.value,
+            "capacity": self.capacity.positions,
+            "context_length": self.traits.context_length,
+            "batching": self.traits.batching.value,
             **self._kv.describe(),
             **self._head.describe(),
             **(self._encoder.describe() if self._encoder is not None else {}),
@@ -207,7 +179,7 @@ class OrtRunner:
             binding = self._trunk.bind(step)
         else:
             binding = self._kv.bind(step.rows)
-        if self._capture is not None and self._capture.takes(step, self.num_slots):
+        if self._capture is not None and self._capture.takes(step, self._kv.num_slots):
             captured = self._capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
             outputs = self._capture.run(captured)
@@ -217,10 +189,12 @@ class OrtRunner:
             outputs = binding.get_outputs()
         num_caches = len(self._spec.caches)
         self._kv.collect(step.rows, outputs[:num_caches])
-        return self._head.read(outputs[num_caches:], step)
+        output = self._head.read(outputs[num_caches:], step)
+        self.host_bytes += output.scores_nbytes
+        return output
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: Feed, layout: Layout, step: Step) -> None:
-        """All but the caches."""
+        """Binds every input but the caches, and the outputs of the scoring head."""
         tokens = self._head.next_ids if step.uses_previous_tokens else None
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)

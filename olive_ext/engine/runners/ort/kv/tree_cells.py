@@ -6,7 +6,7 @@ Axes: B rows, S tokens of a row, T cells or positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.feed import Feed
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.scheduling.shared_prefix import FIRST_CELL
-from olive_ext.engine.step import Row, Step
+from olive_ext.engine.step import Row, Step, visible_cells
 from olive_ext.graph.tree_attention import BiasInput
 
 Array = npt.NDArray[Any]
@@ -48,28 +47,9 @@ class SharedPrefixKv:
 
     kv: ViewKv
     bias: Bias
-    is_used: bool = field(default=True)
 
     def bind(self, step: Step) -> ort.IOBinding:
         return self.kv.bind_slots(0, 1)
-
-
-def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> Array:
-    """[1, 1, S, T]: each branch sees its own cells and those of its past, within the window."""
-    num_tokens = sum(len(row.tokens) for row in rows)
-    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
-    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
-    start = 0
-    for row in rows:
-        stop = start + len(row.tokens)
-        assert row.cells_P is not None
-        visible_ST[start:stop, row.cells_P] = True
-        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
-        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
-        start = stop
-    if window is not None:
-        visible_ST &= positions_T[first_cell:, None] - positions_T < window
-    return visible_ST[None, None]
 
 
 def visible_positions(rows: Sequence[Row], window: int | None) -> Array:

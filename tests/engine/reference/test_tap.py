@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.oom_split import num_tokens
 from olive_ext.engine.reference.kernels import Divergence
-from olive_ext.engine.reference.recorded import RecordedRunner, RecordingRunner
-from olive_ext.engine.reference.resident import PairRunner
-from olive_ext.engine.reference.scorers import ComparingEngine, RecordedScorer, RecordingScorer, SharingEngine, Turns
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
+from olive_ext.engine.runners.base import Capacity, Traits
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import SHARED_PREFIX, Batching, Copy, LogitsRow, Move, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
@@ -50,31 +50,28 @@ def open_graph(graph: bytes) -> ort.InferenceSession:
 DIVERGENCE = Divergence(open_graph, Device("cpu"))
 
 
-def pair_of(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> tuple[ComparingEngine, SharingEngine]:
+def compared_engine(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> Engine:
+    """An engine that compares with a resident reference."""
+    tap = ResidentTap(candidate, reference, DIVERGENCE, chunk_size)
+    return Engine(candidate, chunk_size, tap=tap)
+
+
+def pair_of(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> tuple[Engine, Engine]:
     """An engine that compares with a resident reference, and one that runs that reference alone."""
-    turns = Turns()
-    alone = Engine(candidate, chunk_size)
-    both = Engine(PairRunner(candidate, reference, DIVERGENCE), chunk_size, counters=alone.counters)
-    compared = SharingEngine(both, turns)
-    engine = ComparingEngine(SharingEngine(alone, turns), compared, compared)
-    return engine, SharingEngine(Engine(reference, chunk_size), turns)
+    return compared_engine(candidate, reference, chunk_size), Engine(reference, chunk_size)
 
 
 def run_compared(candidate: FakeRunner, reference: FakeRunner, step: Step) -> StepOutput:
     """What the engine finds of one step on both models, in halves where there is no memory for it."""
-    return Engine(PairRunner(candidate, reference, DIVERGENCE), 8)._run(step)
+    return compared_engine(candidate, reference)._scoring._run_or_halve(step)
 
 
-def reserve_cells(runner: FakeRunner, cells: int) -> None:
-    runner.reserve_shared_prefix(cells)
+def writing_engine(reference: FakeRunner, records: Records) -> Engine:
+    return Engine(reference, 8, tap=WritingTap(records, DIVERGENCE))
 
 
-def writing_engine(reference: FakeRunner, records: Records) -> RecordingScorer:
-    return RecordingScorer(Engine(RecordingRunner(reference, records, DIVERGENCE), 8), records)
-
-
-def reading_engine(candidate: FakeRunner, records: Records) -> RecordedScorer:
-    return RecordedScorer(Engine(RecordedRunner(candidate, records, DIVERGENCE), 8), records)
+def reading_engine(candidate: FakeRunner, records: Records) -> Engine:
+    return Engine(candidate, 8, tap=ReadingTap(records, DIVERGENCE))
 
 
 def expected(request: Request) -> dict[str, np.ndarray]:
@@ -142,18 +139,43 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
     assert candidate.steps == reference.steps
 
 
+def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
+    """What steps on both can do, and their memory."""
+    tap = ResidentTap(candidate, reference, DIVERGENCE, 8)
+    return tap.traits(candidate), tap.capacity(candidate)
+
+
 def test_pair_is_as_weak_as_the_weaker_one() -> None:
-    strong = Nudged(4, Batching.PACKED, 100, has_tree_batches=True)
+    strong = Nudged(4, Batching.PACKED, 100, has_tree_batches=True, async_decode=True)
     weak = FakeRunner(2, Batching.SINGLE, 50, can_rewind=False, chunked_prefill=False)
-    for pair in (PairRunner(strong, weak, DIVERGENCE), PairRunner(weak, strong, DIVERGENCE)):
-        assert (pair.batching, pair.num_slots, pair.context_length) == (Batching.SINGLE, 2, 50)
-        assert not pair.can_rewind
-        assert not pair.chunked_prefill
-        assert not pair.has_tree_batches
+    for pair in ((strong, weak), (weak, strong)):
+        traits, capacity = traits_of(*pair)
+        assert (traits.batching, capacity.num_slots, traits.context_length) == (Batching.SINGLE, 2, 50)
+        assert not traits.can_rewind
+        assert not traits.chunked_prefill
+        assert not traits.tree_batches
+        assert not traits.async_decode
     pool, rows = FakeRunner(4, Batching.POOL), FakeRunner(2, Batching.RANGE)
-    assert PairRunner(pool, FakeRunner(4, Batching.PACKED), DIVERGENCE).batching is Batching.POOL
-    assert PairRunner(pool, rows, DIVERGENCE).batching is Batching.SINGLE
-    assert PairRunner(rows, FakeRunner(4, Batching.PACKED), DIVERGENCE).batching is Batching.RANGE
+    assert traits_of(pool, FakeRunner(4, Batching.PACKED))[0].batching is Batching.POOL
+    assert traits_of(pool, rows)[0].batching is Batching.SINGLE
+    assert traits_of(rows, FakeRunner(4, Batching.PACKED))[0].batching is Batching.RANGE
+
+
+def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
+    class Halving(FakeRunner):
+        """Has memory for one slot only where slots are longer than 20 positions."""
+
+        def reserve(self, positions: int, cells: int = 0) -> None:
+            if positions > 20:
+                self.capacity = self.capacity._replace(num_slots=1)
+            super().reserve(positions, cells)
+
+    longest = Request((0, 1, 2, 3) * 8, 3)
+    candidate, reference = Nudged(3, Batching.POOL), Halving(3, Batching.POOL)
+    engine, _ = pair_of(candidate, reference)
+    for requests in (LONGER[:9], [longest, *LONGER], LONGER):
+        assert_compared(requests, engine.run(requests))
+    assert reference.capacity.num_slots == 1
 
 
 def test_a_model_beside_itself_has_no_divergence() -> None:
@@ -167,9 +189,9 @@ def test_a_model_beside_itself_has_no_divergence() -> None:
 
 def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, Batching.SINGLE)
-    speech.source_kind = SourceKind.FEATURES  # type: ignore[assignment]
+    speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
     with pytest.raises(ConfigError, match=r"the reference's encoder takes features and the model's none"):
-        PairRunner(FakeRunner(1, Batching.SINGLE), speech, DIVERGENCE)
+        ResidentTap(FakeRunner(1, Batching.SINGLE), speech, DIVERGENCE, 8)
     rows = np.zeros((2, 5), np.float32)
     ids = np.zeros(2, np.int64)
     with pytest.raises(ConfigError, match="the reference has logits for 5 tokens and the model for 6"):
@@ -376,9 +398,9 @@ def test_steps_without_memory_on_either_model_are_halved_on_both(
     engine, _ = pair_of(candidate, reference, chunk_size)
     for requests in calls:
         assert_compared(requests, engine.run(requests))
-    longest = max(num_tokens(step) for step in (*candidate.steps, *reference.steps))
+    longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
     assert longest <= max(most)
-    assert min(max(num_tokens(step) for step in runner.steps) for runner in (candidate, reference)) <= min(most)
+    assert min(max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)) <= min(most)
 
 
 @pytest.mark.parametrize("most", [(1, 30), (30, 1), (1, 1), (30, 30)])
@@ -393,7 +415,7 @@ def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step
                 runner.reserve(9)
                 runner.run(Step((Row(0, 0, tokens),)))
             else:
-                reserve_cells(runner, 20)
+                runner.reserve(0, 20)
                 cells = np.empty(0, np.int32)
                 runner.run(Step((Row(SHARED_PREFIX, 0, (7, 7, *tokens), cells_P=cells),), first_cell=1))
                 for place, cell in enumerate(range(3, 8)):  # as if what lies there had been fed behind nothing
@@ -490,7 +512,7 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
         runner = FakeRunner(2, Batching.RANGE, has_tree_batches=has_tree_batches)
         records = record(Path(folder), form, [*second, *first, *second], runner)
         known = {request.tokens for request in first}
-        fed = sum(num_tokens(step) for step in runner.steps)
+        fed = sum(step.num_tokens for step in runner.steps)
         assert fed <= sum(len(request.tokens) for request in second)
         assert fed > 0 or known >= {request.tokens for request in second}
         everything = [*first, *second]
