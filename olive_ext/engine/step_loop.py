@@ -108,13 +108,14 @@ class StepLoop:
         self._tap.reserve(positions, cells)
 
     def run(self, step: Step) -> StepOutput:
-        """The step's output with the tap's notes. The rows of logits, which only the tap reads, are not kept."""
+        """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
         try:
             output = self._runner.run(step)
         except MemoryShortageError:
             self._tap.miss(step)
             raise
-        return replace(output, logits_RV=None, notes_T=self._tap.note(step, output))
+        notes_T = self._tap.note(step, output)
+        return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
 
     def settle(self) -> None:
         """Returns when nothing runs. May be interrupted, and called again."""

@@ -108,11 +108,8 @@ def _tokenizer(settings: Settings, where: str) -> Tokenizer:
 
 
 def _encoding(engine: Engine, files: ModelFiles) -> Encoding | None:
-    if engine.runner.traits.source_kind is None:
-        return None
-    return Encoding(
-        engine.runner.traits.source_kind is SourceKind.FEATURES, read_start(files.directory, files.genai_config)
-    )
+    kind = engine.runner.traits.source_kind
+    return Encoding(kind is SourceKind.FEATURES, read_start(files.directory, files.genai_config)) if kind else None
 
 
 def _facts(model: str, tokenizer: str, stop_ids: frozenset[int]) -> dict[str, Any]:
