@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Runner
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner, first_line, is_memory_error, is_ort_error
 from olive_ext.engine.step import LogitsRow, Row, Step

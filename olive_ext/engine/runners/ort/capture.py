@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.runners.shape_buckets import Shape, shape_of
 from olive_ext.engine.step import Step

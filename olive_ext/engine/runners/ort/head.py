@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.load import ModelProto

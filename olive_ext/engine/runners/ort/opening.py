@@ -17,16 +17,15 @@ from olive_ext.engine.runners.num_slots import choose_num_slots
 from olive_ext.engine.runners.ort.adapters import Adapters
 from olive_ext.engine.runners.ort.attention_trial import choose_chunk_size
 from olive_ext.engine.runners.ort.capture import Capture
-from olive_ext.engine.runners.ort.embedding import Embedding
-from olive_ext.engine.runners.ort.encoder import Encoder
 from olive_ext.engine.runners.ort.head import GraphHead, Head, SeparateHead, with_head
+from olive_ext.engine.runners.ort.inputs import Bias
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
-from olive_ext.engine.runners.ort.kv.tree_cells import Bias, SharedPrefixKv
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner, SharedPrefixKv
+from olive_ext.engine.runners.ort.preceding_graphs import Embedding, Encoder
 from olive_ext.engine.runners.runtime import choose_runtime, suggest_genai
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_chunk_size
 from olive_ext.engine.scheduling.overlapped_steps import choose_overlap

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,11 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.adapters import Adapters
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.embedding import Embedding
-from olive_ext.engine.runners.ort.encoder import Encoder
-from olive_ext.engine.runners.ort.feed import Feed
 from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Layout
+from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import Device, KvStore
-from olive_ext.engine.runners.ort.kv.tree_cells import SharedPrefixKv
+from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.runners.ort.preceding_graphs import Embedding, Encoder
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.types import DecoderSpec
@@ -39,6 +38,14 @@ MEMORY_WORDS = (
     "bad allocation",
 )
 """Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
+
+
+@dataclass(frozen=True)
+class SharedPrefixKv:
+    """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
+
+    kv: ViewKv
+    bias: Bias
 
 
 class OrtRunner(Runner):
@@ -176,7 +183,7 @@ class OrtRunner(Runner):
     def _run(self, step: Step) -> StepOutput:
         layout = Layout.of(step.rows, step.first_cell, step.width)
         if step.first_cell is not None and self._trunk is not None:
-            binding = self._trunk.bind(step)
+            binding = self._trunk.kv.bind_slots(0, 1)
         else:
             binding = self._kv.bind(step.rows)
         if self._capture is not None and self._capture.takes(step, self._kv.num_slots):

@@ -1,4 +1,7 @@
-"""From a source to what a decoder takes of it on every run: encoder states and cross-attention KV, on the device."""
+"""Sessions of the graphs that stand before a decoder: the embedding of token ids, and the encoder of a source.
+
+Their outputs stay on the device, as inputs of the decoder. Knows no step and no cache of the decoder.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,42 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import Device, zeros
 from olive_ext.errors import OliveExtError
-from olive_ext.model.types import EncoderSpec, FirstStepSpec, SourceKind, TensorSpec
+from olive_ext.model.types import EmbeddingSpec, EncoderSpec, FirstStepSpec, SourceKind, TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""
 _INTEGERS = {6: np.int32, 7: np.int64}
 
 Values = Mapping[str, ort.OrtValue]
+
+
+class Embedding:
+    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place.
+
+    Images and sound have no rows in text, and their graphs are not opened.
+    """
+
+    def __init__(self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device) -> None:
+        self._session = session
+        self._spec = spec
+        self._device = device
+        self._feed = Feed(session, device)
+
+    def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
+        """Computes the embeddings of the step's tokens, or of `tokens` where given, and binds them as inputs of the
+        decoder."""
+        binding = self._session.io_binding()
+        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
+        for tensor in self._spec.features:
+            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
+        for name in self._spec.outputs:
+            binding.bind_output(name, self._device.kind, self._device.index)
+        self._session.run_with_iobinding(binding)
+        for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
+            decoder.bind_ortvalue_input(name, value)
 
 
 class Encoder:
