@@ -39,7 +39,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens wanted behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
     `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True.
     """
@@ -52,7 +52,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Source:
-    """What an encoder is given: token ids [S] (integers), or features without a batch axis (floating point).
+    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
 
     Two are equal when their content is.
     """
@@ -70,7 +70,7 @@ class Source:
 
 
 def source_key(source: Source | None) -> str:
-    """What tells sources apart; empty where there is none."""
+    """The digest of a source; empty where there is none."""
     return "" if source is None else source.key
 
 

@@ -92,12 +92,12 @@ def _as_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, 
     runner.run(Step((Row(SHARED_PREFIX, 0, stem + left[:2], cells_P=stem_cells[:0]),), first_cell=FIRST_CELL))
     begun: CellArray = np.arange(FIRST_CELL, first, dtype=np.int32)
     rows = (Row(SHARED_PREFIX, STEM, right, cells_P=stem_cells), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun))
-    heads = (LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1))
-    step = Step(rows, heads, first_cell=first)
+    logits_rows = (LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1))
+    step = Step(rows, logits_rows, first_cell=first)
     both = _score(runner, step)
     return [both[: len(TARGETS)], both[len(TARGETS) :]]
 
 
 def _score(runner: Runner, step: Step) -> FloatArray:
-    targets = tuple((head, token) for head in range(len(step.logits_rows)) for token in TARGETS)
+    targets = tuple((row, token) for row in range(len(step.logits_rows)) for token in TARGETS)
     return runner.run(Step(step.rows, step.logits_rows, targets, first_cell=step.first_cell)).target_logprobs

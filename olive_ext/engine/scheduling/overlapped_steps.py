@@ -34,22 +34,22 @@ def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = T
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, and whose row each of its rows is: None for idle ones."""
+    """A step, and the sequence of each of its rows: None for idle rows."""
 
     step: Step
     sequences: tuple[Sequence | None, ...]
 
     def has(self, sequence: Sequence) -> bool:
-        """Whether one of the rows is its."""
+        """Whether one of the rows is the sequence's."""
         return any(found is sequence for found in self.sequences)
 
 
 def can_be_followed(planned: PlannedStep) -> bool:
     """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle, or whose
-    sequence has ended, find one that nobody wants."""
+    sequence has ended, find one that nobody reads."""
     step = planned.step
     is_plain = step.first_cell is None and not step.samples
-    if not is_plain or step.logits_rows != _last_heads(step.rows, step.logits_rows):
+    if not is_plain or step.logits_rows != _last_logits_rows(step.rows, step.logits_rows):
         return False
     return all(
         sequence is None or not sequence.pending or sequence.wants_next(row.past + len(row.tokens) - 1)
@@ -72,19 +72,19 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
         # An idle row writes behind what is resident, or over the position that a released slot leaves unused.
         rows.append(Row(row.slot, past if is_live else min(past, capacity - 1), (UNKNOWN_TOKEN,), source=row.source))
         sequences.append(sequence if is_live else None)
-    heads = tuple(LogitsRow(place, 0) for place in range(len(rows)))
-    return PlannedStep(Step(tuple(rows), heads, uses_previous_tokens=True), tuple(sequences))
+    logits_rows = tuple(LogitsRow(place, 0) for place in range(len(rows)))
+    return PlannedStep(Step(tuple(rows), logits_rows, uses_previous_tokens=True), tuple(sequences))
 
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
-    """The same with the tokens that the step before has found, now that these are known."""
+    """The same step with the tokens that the step before has found, now that these are known."""
     rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
 
 
-def _last_heads(rows: tuple[Row, ...], heads: tuple[LogitsRow, ...]) -> tuple[LogitsRow, ...]:
-    """One head at the last token of each row; the numbers of records are those of `heads`."""
-    records = [head.record for head in heads] + [-1] * len(rows)
+def _last_logits_rows(rows: tuple[Row, ...], logits_rows: tuple[LogitsRow, ...]) -> tuple[LogitsRow, ...]:
+    """One logits row at the last token of each row; the numbers of records are those of `logits_rows`."""
+    records = [found.record for found in logits_rows] + [-1] * len(rows)
     return tuple(LogitsRow(place, len(row.tokens) - 1, records[place]) for place, row in enumerate(rows))
 
 

@@ -1,7 +1,7 @@
 """Requests -> sequences: every distinct prefix is computed once.
 
-The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score that is
-wanted inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score
+inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
 `distinct` tokens, is the number of nodes of the prefix tree.
 """
 

@@ -1,8 +1,8 @@
-"""Decides what the next step computes and takes in what it found. The only writer of sequences and slots.
+"""Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
-A step is many branches of the trunk, where the runner has one and there is something to score; or one row with several
-tokens, or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In
-slots an input is computed to its end before the next sequence is admitted; decoding rows wait.
+A step is a tree batch, where the runner takes these and there is something to score; or one row with several tokens,
+or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In slots an
+input is computed to its end before the next sequence is admitted; decoding rows wait. Knows no runner.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Scheduler:
         self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
         self._present: PlannedStep | None = None
-        self._ahead: PlannedStep | None = None
+        self._overlapped: PlannedStep | None = None
 
     @property
     def has_work(self) -> bool:
@@ -82,7 +82,7 @@ class Scheduler:
         """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
         other slots would be computed."""
         present = self._present_plan()
-        if not self._traits.async_decode or self._ahead is not None or not can_be_followed(present):
+        if not self._traits.async_decode or self._overlapped is not None or not can_be_followed(present):
             return None
         running = self._running.values()
         ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
@@ -96,15 +96,15 @@ class Scheduler:
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
         if not is_same or not all(present.has(sequence) for sequence in chosen):
             return None
-        self._ahead = following(present, slots, self.slots.capacity)
-        return self._ahead.step
+        self._overlapped = following(present, slots, self.slots.capacity)
+        return self._overlapped.step
 
     def drop_overlapped(self) -> None:
-        """Forgets the step ahead, which has not been run."""
-        self._ahead = None
+        """Forgets the overlapped step, which has not been run."""
+        self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in what the present step found; returns the answers that are now complete."""
+        """Takes in the present step's output; returns the answers that are now complete."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
@@ -112,15 +112,15 @@ class Scheduler:
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
-        read_rows = {head.row for head in step.logits_rows}
+        read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or not sequence.pending:
                 self._pass_over(row, sequence)
                 if place in read_rows:
-                    next(greedy)  # nobody wants it
+                    next(greedy)  # nobody reads it
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            for position in _wanted(sequence, row):
+            for position in _read_positions(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads.get(position, ()):
                     number, ((_, token), logprob) = next(targets)
@@ -134,9 +134,9 @@ class Scheduler:
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
                 self._retire(sequence, completed)
-        self._counters.steps_ahead += self._ahead is not None
-        self._present = None if self._ahead is None else with_tokens(self._ahead, output.greedy_ids)
-        self._ahead = None
+        self._counters.steps_ahead += self._overlapped is not None
+        self._present = None if self._overlapped is None else with_tokens(self._overlapped, output.greedy_ids)
+        self._overlapped = None
         return completed
 
     def _present_plan(self) -> PlannedStep:
@@ -156,8 +156,8 @@ class Scheduler:
         self.slots.extend(row.slot, row.tokens)
         self._release(sequence)
 
-    def _tree_batch_plan(self, branches: TreeBatches) -> PlannedStep:
-        planned = branches.plan(min(self.limit, self.tree_batch_tokens))
+    def _tree_batch_plan(self, batches: TreeBatches) -> PlannedStep:
+        planned = batches.plan(min(self.limit, self.tree_batch_tokens))
         self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
         self._counters.tokens_reused += sum(planned.shared)
         self._counters.moves += len(planned.moves)
@@ -188,8 +188,8 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, copies=copies))
 
     def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> PlannedStep:
-        """The step of these rows, with all that is wanted of them."""
-        heads: list[LogitsRow] = []
+        """The step of these rows, with all logits rows, targets and samples of their sequences."""
+        logits_rows: list[LogitsRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
@@ -197,15 +197,17 @@ class Scheduler:
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
                 if reads_idle:
-                    heads.append(LogitsRow(place, 0))  # a step that follows needs a token for it
+                    logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
-            for position in _wanted(sequence, row):
+            for position in _read_positions(sequence, row):
                 reads = sequence.reads.get(position, ())
-                targets.extend((len(heads), read.token) for read in reads)
+                targets.extend((len(logits_rows), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
-                    samples.append(len(heads))
-                heads.append(LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1)))
-        step = Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
+                    samples.append(len(logits_rows))
+                logits_rows.append(
+                    LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
+                )
+        step = Step(tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples))
         return PlannedStep(step, tuple(sequence for sequence, _ in rows))
 
     def _span(self, slots: list[int]) -> list[int]:
@@ -248,7 +250,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         if sequence.pending:
             return
-        if self._ahead is None or not self._ahead.has(sequence):
+        if self._overlapped is None or not self._overlapped.has(sequence):
             self._release(sequence)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)
@@ -258,13 +260,13 @@ class Scheduler:
         self.slots.release(sequence.slot)
 
 
-def _wanted(sequence: Sequence, row: Row) -> list[int]:
+def _read_positions(sequence: Sequence, row: Row) -> list[int]:
     """Positions of the row's tokens whose distribution is read, in order."""
     last = row.past + len(row.tokens) - 1
-    wanted = {position for position in sequence.reads if row.past <= position <= last}
+    found = {position for position in sequence.reads if row.past <= position <= last}
     if sequence.wants_next(last):
-        wanted.add(last)
-    return sorted(wanted)
+        found.add(last)
+    return sorted(found)
 
 
 def _draw(sequence: Sequence, logits_V: FloatArray) -> int:

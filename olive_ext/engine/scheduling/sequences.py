@@ -1,7 +1,7 @@
 """A request in flight, and the answer it fills.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
-so what is computed (`Sequence`) and what is asked (`Answer`) are two things.
+so what is computed (`Sequence`) and what is returned (`Answer`) are two things.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Read:
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `reads[position]` are the scores wanted of the distribution behind that position; `checkpoints` are the numbers of
-    tokens after which later sequences go another way.
+    `reads[position]` are the scores to be read of the distribution behind that position; `checkpoints` are the
+    numbers of tokens after which later sequences go another way.
     """
 
     tokens: TokenArray
@@ -77,7 +77,7 @@ class Sequence:
     rng: np.random.Generator | None = None
     source: Source | None = None
     num_shared: int = 0
-    """Tokens that a sequence before it computes, too: what a plan expects to be resident."""
+    """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 
     slot: int = -1
     computed: int = 0
@@ -103,7 +103,7 @@ class Sequence:
         return self.generation is not None and position == self.end - 1
 
     def first_read(self) -> int:
-        """The first position whose distribution is wanted; nothing from there on may be taken as resident."""
+        """The first position whose distribution is read; nothing from there on may be taken as resident."""
         last = self.num_input - 1
         first_score = min(self.reads, default=last)
         return min(first_score, last)

@@ -69,7 +69,7 @@ class GenaiRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and onnxruntime-genai's reason when the device fails."""
         (row,) = step.rows
-        offsets = [head.offset for head in step.logits_rows]
+        offsets = [found.offset for found in step.logits_rows]
         try:
             if self._generators.continues is Continues.NOT:
                 logits_RV = self._feed_afresh(row.past, row.tokens, offsets)
@@ -159,16 +159,16 @@ class GenaiRunner(Runner):
 
 def score(logits_RV: FloatArray, step: Step) -> StepOutput:
     """The log-softmax in fp32 with its sum in fp64, the argmax, and the rows to sample from."""
-    num_heads, vocab_size = logits_RV.shape
-    greedy_R = logits_RV.argmax(-1) if num_heads else np.empty(0, np.int64)
+    num_rows, vocab_size = logits_RV.shape
+    greedy_R = logits_RV.argmax(-1) if num_rows else np.empty(0, np.int64)
     log_sums: dict[int, float] = {}
     logprobs_T = np.empty(len(step.targets), np.float32)
-    for place, (head, token) in enumerate(step.targets):
-        logits_V = logits_RV[head]
-        if head not in log_sums:
+    for place, (row, token) in enumerate(step.targets):
+        logits_V = logits_RV[row]
+        if row not in log_sums:
             top = logits_V.max()
-            log_sums[head] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
-        logprobs_T[place] = float(logits_V[token]) - log_sums[head]
+            log_sums[row] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
+        logprobs_T[place] = float(logits_V[token]) - log_sums[row]
     samples_KV = logits_RV[list(step.samples)] if step.samples else np.empty((0, vocab_size), np.float32)
     return StepOutput(logprobs_T, greedy_R.astype(np.int64), samples_KV)
 

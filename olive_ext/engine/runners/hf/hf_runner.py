@@ -1,4 +1,4 @@
-"""Runs steps on a Hugging Face model in torch: one sequence at a time, or branches. Knows no tokenizer.
+"""Runs steps on a Hugging Face model in torch: one sequence at a time, or a tree batch. Knows no tokenizer.
 
 Axes: S tokens of a row, R logits rows, V vocabulary, K sampled rows.
 """
@@ -34,8 +34,8 @@ class HfRunner(Runner):
     """One slot, and transformers' cache of what was fed last.
 
     A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
-    serve (a window, a recurrent state, none at all) the past is fed again. TreeBatches run together in a cache of their
-    own, where that is found to be right. Its logits are exposed on the host.
+    serve (a window, a recurrent state, none at all) the past is fed again. Tree batches run in a cache of their
+    own, where a trial finds that to be right. The logits rows are returned on the host.
     """
 
     capacity = Capacity(num_slots=1)
@@ -90,7 +90,7 @@ class HfRunner(Runner):
     def _run_rows(self, step: Step) -> torch.Tensor:
         (row,) = step.rows
         past = self._slot[: row.past]
-        logits_RV = self._feed(past, row.tokens, [head.offset for head in step.logits_rows])
+        logits_RV = self._feed(past, row.tokens, [found.offset for found in step.logits_rows])
         self._slot = [*past, *row.tokens]
         return logits_RV
 
@@ -155,9 +155,9 @@ class HfRunner(Runner):
 
         with torch.inference_mode():
             log_sums_R = logits_RV.logsumexp(-1)
-            heads_T = torch.tensor([head for head, _ in step.targets], dtype=torch.long, device=logits_RV.device)
+            rows_T = torch.tensor([row for row, _ in step.targets], dtype=torch.long, device=logits_RV.device)
             ids_T = torch.tensor([token for _, token in step.targets], dtype=torch.long, device=logits_RV.device)
-            logprobs_T = logits_RV[heads_T, ids_T] - log_sums_R[heads_T]
+            logprobs_T = logits_RV[rows_T, ids_T] - log_sums_R[rows_T]
             greedy_R = logits_RV.argmax(-1)[: len(step.logits_rows)]
             samples_KV = logits_RV[list(step.samples)]
         logprobs, greedy, samples = (self._to_host(tensor) for tensor in (logprobs_T, greedy_R, samples_KV))

@@ -55,7 +55,7 @@ class Captured:
 
 
 class Capture:
-    """The captured steps of one session: those in which all slots decode, one for each shape of them."""
+    """The captured steps of one session: those in which all slots decode, one for each of their shapes."""
 
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:
         self._session = session

@@ -35,19 +35,19 @@ KEPT_VALUES = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows as arrays. TreeBatches of the trunk are one row to the graph."""
+    """A step's rows as arrays. A tree batch is one row to the graph."""
 
     tokens_N: Array
     lengths_B: Array
     past_B: Array
     positions_N: Array
     width: int
-    """Positions, or cells, that a mask speaks of."""
+    """Positions, or cells, that a mask covers."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], first_cell: int | None = None, width: int | None = None) -> Layout:
-        """The layout of a step's rows; they are branches where there is a `first_cell`. Without a `width` a mask ends
-        with the longest row."""
+        """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
+        ends with the longest row."""
         tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
         lengths = np.array([len(row.tokens) for row in rows], np.int64)
         past = np.array([row.past for row in rows], np.int64)
@@ -120,8 +120,8 @@ def compute_inputs(specs: Sequence[InputSpec], layout: Layout) -> dict[str, Arra
 
 
 class Feed:
-    """Binds arrays. An input that the session wants on its device has one value there for each shape, updated in place,
-    so that nothing is allocated for a shape that has been met."""
+    """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
+    place, so that nothing is allocated for a shape that has been met."""
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
@@ -149,7 +149,7 @@ class Feed:
     def bind_inputs(
         self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
     ) -> None:
-        """Binds what `specs` ask of a step's rows; `tokens`, where given, in place of the rows' token ids."""
+        """Binds the inputs in `specs`, computed from a step's rows; `tokens`, where given, replace their token ids."""
         computed = [spec for spec in specs if tokens is None or spec.role is not Role.INPUT_IDS]
         for spec in specs:
             if spec not in computed:

@@ -84,7 +84,7 @@ class Encoder:
         shape = source.array.shape
         is_features = source.array.dtype.kind == "f"
         fits = len(shape) == len(declared) and all(
-            size == wanted or not isinstance(wanted, int) for size, wanted in zip(shape, declared, strict=True)
+            size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
         )
         if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
             raise OliveExtError(
