@@ -21,7 +21,7 @@ from olive_ext.bench.summary import Summary, chosen_runs, summarize
 from olive_ext.bench.tables import to_markdown
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import locate
-from olive_ext.report.report_files import check_writable, write_texts
+from olive_ext.report import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.report import Report, has_several_filters, write
-from olive_ext.report.html.numbers import flat
+from olive_ext.report.numbers import flat
 from olive_ext.report.page import model_name
 
 VARIABLE = "MLFLOW_TRACKING_URI"

@@ -82,7 +82,9 @@ def svg(figure: Any, label: str, name: str) -> str:
     text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
     text = _own_ids(text, name).replace("xlink:href", "href")
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    _, width, height = _frame(text)
+    frame = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert frame is not None, "matplotlib's SVG has a viewBox"
+    width, height = frame.groups()
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" style="max-width:{width}px">'
     return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()
 
@@ -96,12 +98,6 @@ def _own_ids(text: str, name: str) -> str:
 
     text = re.sub(r'\s+id="([\w.:-]+)"', renamed, text)
     return re.sub(r"(href=\"#|url\(#)([\w-]+)", rf"\g<1>{name}-\g<2>", text)
-
-
-def _frame(text: str) -> tuple[str, str, str]:
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    assert found is not None, "matplotlib's SVG has a viewBox"
-    return found[0], found[1], found[2]
 
 
 def ticks(most: int) -> Any:
