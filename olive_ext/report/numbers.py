@@ -19,8 +19,13 @@ class Measured(NamedTuple):
     value: str
     error: str = ""
 
+    @property
+    def margin(self) -> str:
+        """The error bar behind its sign; empty where there is none."""
+        return f"± {self.error}" if self.error else ""
+
     def __str__(self) -> str:
-        return f"{self.value} ± {self.error}" if self.error else self.value
+        return f"{self.value} {self.margin}".rstrip()
 
 
 def number(value: float) -> str:

@@ -103,7 +103,7 @@ def params_of(report: Report) -> dict[str, str]:
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` under names that MLflow accepts, each different: a name that is cut or taken ends in a digest of itself."""
+    """`values` under names that MLflow accepts, each different: one that is cut or taken ends in a digest of itself."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         legal = legal_name(name)

@@ -14,7 +14,8 @@ from typing import Any
 from olive_ext.report import numbers
 from olive_ext.report.comparison import Flip
 from olive_ext.report.numbers import NO_VALUE
-from olive_ext.report.page import Column, Contrast
+from olive_ext.report.page import Contrast
+from olive_ext.report.report import Report
 
 CHUNK = 500
 """Flips in one piece of JSON."""
@@ -23,48 +24,31 @@ MAX_CHARACTERS = 4000
 """Of one text; the sample logs have longer ones as a whole."""
 
 _FLAGS = {
-    "limit": "--limit",
-    "num_fewshot": "--num-fewshot",
-    "batch_size": "--batch-size",
-    "max_length": "--max-length",
-    "tokenizer": "--tokenizer",
-    "system_instruction": "--system-instruction",
-    "reference": "--reference",
-    "use_cache": "--use-cache",
-    "sample_log_num": "--sample-log-num",
+    **{key: f"--{key.replace('_', '-')}" for key in ("limit", "num_fewshot", "batch_size", "max_length", "tokenizer")},
+    **{key: f"--{key.replace('_', '-')}" for key in ("system_instruction", "reference", "use_cache", "sample_log_num")},
     "seed": "--seed",
     "output_dir": "--output",
 }
 _SWITCHES = {"allow_cpu_fallback": "--allow-cpu-fallback", "fewshot_as_multiturn": "--fewshot-as-multiturn"}
 
-
-@dataclass(frozen=True)
-class FactTable:
-    """Facts of several reports: name, a value for each of `columns`, and whether the values differ."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...], bool], ...]
+FactRow = tuple[str, tuple[str, ...], bool]
+"""Name of a fact, its value in each report, and whether the values differ."""
 
 
-def fact_tables(columns: Sequence[Column]) -> list[FactTable]:
-    """Configuration, model, hardware, providers, versions and counters of the columns that have a report."""
-    reports = {column.name: column.report for column in columns if column.report is not None}
-    parts: dict[str, list[Mapping[str, Any]]] = {
-        "Model": [report.model for report in reports.values()],
-        "Hardware": [_hardware(report.hardware) for report in reports.values()],
-        "Providers": [
-            {str(item.get("name", "")): _provider(item) for item in report.providers} for report in reports.values()
-        ],
-        "Versions": [report.versions for report in reports.values()],
-        "Configuration": [report.config for report in reports.values()],
-        "Engine": [report.engine for report in reports.values()],
+def fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
+    """By title: model, hardware, providers, versions, configuration and counters; what some report knows of."""
+    facts: dict[str, list[Mapping[str, Any]]] = {
+        "Model": [report.model for report in reports],
+        "Hardware": [_hardware(report.hardware) for report in reports],
+        "Providers": [{str(item.get("name", "")): _provider(item) for item in report.providers} for report in reports],
+        "Versions": [report.versions for report in reports],
+        "Configuration": [report.config for report in reports],
+        "Engine": [report.engine for report in reports],
     }
-    tables = [FactTable(title, tuple(reports), tuple(_fact_rows(facts))) for title, facts in parts.items()]
-    return [table for table in tables if table.rows]
+    return {title: rows for title, values in facts.items() if (rows := list(_fact_rows(values)))}
 
 
-def _fact_rows(facts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def _fact_rows(facts: Sequence[Mapping[str, Any]]) -> Iterator[FactRow]:
     flat = [numbers.flat(item) for item in facts]
     for name in dict.fromkeys(name for item in flat for name in item):
         values = tuple(item.get(name, NO_VALUE) for item in flat)
@@ -84,35 +68,23 @@ def _provider(provider: Mapping[str, Any]) -> str:
     return "; ".join([*parts, *([f"from {origin}"] if origin else [])]) or "in use"
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """How a task was run, as texts."""
-
-    name: str
-    kind: str
-    version: str
-    shots: str
-    documents: str
-
-
-def task_rows(columns: Sequence[Column]) -> list[TaskRow]:
-    """A row for each task, from the first report that ran it."""
-    rows: dict[str, TaskRow] = {}
-    for column in columns:
-        results = column.report.results if column.report is not None else {}
+def task_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+    """Name, kind, version, shots and documents of each task, from the first report that ran it."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for results in (report.results for report in reports):
         for task, counted in results.get("n-samples", {}).items():
             rows.setdefault(task, _task(task, counted, results))
     return list(rows.values())
 
 
-def _task(task: str, counted: Mapping[str, Any], results: Mapping[str, Any]) -> TaskRow:
+def _task(task: str, counted: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, ...]:
     effective, original = counted.get("effective"), counted.get("original")
     documents = numbers.count(effective) if effective is not None else NO_VALUE
     if original not in (None, effective):
         documents = f"{documents} of {numbers.count(original)}"
     kind = str((results.get("configs", {}).get(task) or {}).get("output_type", NO_VALUE)).replace("_", " ")
     version, shots = (numbers.fact(results.get(key, {}).get(task)) for key in ("versions", "n-shot"))
-    return TaskRow(task, kind, version, shots, documents)
+    return task, kind, version, shots, documents
 
 
 def command(config: Mapping[str, Any]) -> str:

@@ -39,13 +39,8 @@ MAX_TASK_PICTURES = 12
 _TONES: dict[Kind, str] = {"loss": "loss", "gain": "gain", "no_loss_found": "unclear", "nothing_compared": "plain"}
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A number with its name; `note` is set smaller."""
-
-    name: str
-    value: str
-    note: str = ""
+Tile = tuple[str, str, str]
+"""Name of a number, the number, and a note that is set smaller."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,7 @@ def _breakable(name: str) -> Any:
 def _context(page: Page) -> dict[str, Any]:
     differences = difference_rows(page.contrasts)
     measured = [column for column in page.columns if cost_rows([column])]
+    reports = {column.name: column.report for column in page.columns if column.report is not None}
     return {
         "page": page,
         "leads": _leads(page),
@@ -103,11 +99,9 @@ def _context(page: Page) -> dict[str, Any]:
         "flips": facts.flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],
         "costs": cost_rows(measured),
-        "tasks": facts.task_rows(page.columns),
-        "setup": facts.fact_tables(page.columns),
-        "commands": [
-            (column.name, facts.command(column.report.config)) for column in page.columns if column.report is not None
-        ],
+        "tasks": facts.task_rows(list(reports.values())),
+        "setup": facts.fact_tables(list(reports.values())),
+        "commands": [(name, facts.command(report.config)) for name, report in reports.items()],
         "several": len(page.contrasts) > 1,
     }
 
@@ -148,24 +142,23 @@ def _tiles(contrast: Contrast) -> Iterator[Tile]:
     outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
     if outcome is not None and outcome.is_share:
         half = (outcome.high - outcome.low) / 2 / Z95
-        low, high = numbers.points(outcome.low, half), numbers.points(outcome.high, half)
+        difference, low, high = (numbers.points(x, half) for x in (outcome.difference, outcome.low, outcome.high))
         tasks = {item.task for item in comparison.outcomes} - {ALL}
         name = "Accuracy" if outcome.task == ALL or len(tasks) == 1 else f"{outcome.task} {outcome.metric}"
-        yield Tile(f"{name}, points", numbers.points(outcome.difference, half), f"{low} to {high}")
+        yield f"{name}, points", difference, f"{low} to {high}"
     if any(item.is_binary for item in comparison.outcomes):
         lost = sum(flip.direction == "right_to_wrong" for flip in comparison.flips)
-        yield Tile("Flips, lost / won", f"{lost} / {len(comparison.flips) - lost}")
+        yield "Flips, lost / won", f"{lost} / {len(comparison.flips) - lost}", ""
     if divergence is not None:
         row = divergence_row(contrast.candidate, divergence)
-        yield Tile("Mean KL, nats", row.mean.value, f"± {row.mean.error}" if row.mean.error else "")
-        yield Tile("Same top token", row.agreement)
-        yield Tile("Perplexity ratio", row.ratio.value, f"± {row.ratio.error}" if row.ratio.error else "")
+        yield "Mean KL, nats", row.mean.value, row.mean.margin
+        yield "Same top token", row.agreement, ""
+        yield "Perplexity ratio", row.ratio.value, row.ratio.margin
 
 
-def _sizes(column: Column | None) -> Iterator[Tile]:
-    for metric in column.metrics if column is not None else ():
-        if metric.task == "size_on_disk":
-            yield Tile("Size on disk", numbers.size(metric.value))
+def _sizes(column: Column | None) -> list[Tile]:
+    metrics = column.metrics if column is not None else ()
+    return [("Size on disk", numbers.size(item.value), "") for item in metrics if item.task == "size_on_disk"]
 
 
 def _scores_only(page: Page) -> Lead:
