@@ -184,7 +184,7 @@ class Bench:
             "machine": describe_hardware(),
             "versions": versions(),
             "config": self.config.model_dump(mode="json", exclude_unset=True),
-            "summary": summary.to_json(),
+            "summary": asdict(summary),
             "work": None if self._work is None else asdict(self._work),
             "growth": self._growth,
             "runs": [run.to_json() for run in self._runs],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -46,14 +46,14 @@ class Row:
     """Ours over it, in requests per second of the same round: median, least, most."""
 
     agreement: Mapping[str, Any] = field(default_factory=dict)
-    """The worst of the rounds."""
+    """Of the round that agrees least with the reference."""
 
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The table and the facts under it."""
+    """Everything that the table and the facts under it are made from."""
 
     rows: tuple[Row, ...]
     num_requests: int
@@ -63,15 +63,12 @@ class Summary:
     """Tokens that our backend fed over distinct prefix tokens."""
 
     utilisation: float | None
-    """Operations per second of our backend over the machine's best, and what it is of."""
+    """Operations per second of our backend over `ceiling`, the machine's best."""
 
     ceiling: float | None
     reference: str | None
     host_bytes: float | None = None
     """Bytes that crossed from the device to the host for each request of ours."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarize(

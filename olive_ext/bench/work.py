@@ -8,7 +8,7 @@ For T tokens fed, of which the distinct ones attend to C positions in all, and R
   + T / distinct x C x 4 x (layers x heads x head size)          the attention, its windows not regarded
   + R x 2 x (weights of the head, and of those that run on the rows read only)
 
-Which these are is what the engine says of the graph that it runs (`scored_row_products`).
+The engine names the latter products in its description of the graph that it runs (`scored_row_products`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _key(tokens: Sequence[int]) -> bytes:
 
 
 def read_work(graph: Path, config: Mapping[str, Any]) -> Work | None:
-    """`config` is genai_config.json or config.json. None where graph or configuration do not tell."""
+    """`config` is genai_config.json or config.json. None where graph or configuration lack the sizes."""
     sizes = _sizes(config)
     try:
         products = list(_products(load_graph(graph).graph))
@@ -100,7 +100,7 @@ def read_work(graph: Path, config: Mapping[str, Any]) -> Work | None:
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Layers x heads x head size, and the vocabulary's size."""
+    """Layers x heads x head size, and the vocabulary's size; None where the configuration lacks them."""
     model = config.get("model", config.get("text_config", config))
     own = model.get("decoder", model)
     try:

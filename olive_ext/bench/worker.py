@@ -173,7 +173,7 @@ def main(result: Path) -> int:
     written.write_text(json.dumps(found, default=str), encoding="utf-8")
     written.replace(result)
     sys.stdout.flush()
-    os._exit(0)  # libraries that fail while they shut down have nothing to say any more
+    os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
 
 
 def _keep_to_processors(number: int | None) -> None:

@@ -22,7 +22,7 @@ Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "argumen
 
 @dataclass(frozen=True)
 class Option:
-    """`form` says how the text becomes the value of `key`.
+    """`form` decides how the text becomes the value of `key`.
 
     value: unchanged; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
     optional: true, or the word behind it; arguments: k=v,k=v.

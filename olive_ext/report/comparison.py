@@ -137,7 +137,7 @@ class Flip:
     reference_answer: str
     candidate_answer: str
     metric: str = ""
-    """By which the answers are right or wrong: the first of the task's metrics that says so."""
+    """By which the answers are right or wrong: the first of the task's metrics with such values."""
 
     filter: str = ""
 

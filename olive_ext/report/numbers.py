@@ -66,7 +66,7 @@ def nats(value: float) -> str:
 
 
 def plain_nats(value: float) -> str:
-    """As 0.0123, or 1.2e-05 below a thousandth; for text tables, where every row has the same decimals."""
+    """Four decimals, as 0.0123, or 1.2e-05 below a thousandth; for text tables, whose rows have the same decimals."""
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 
 
@@ -90,7 +90,7 @@ def points(difference: float, stderr: float | None = None) -> str:
 
 
 def plus(value: float, places: int) -> str:
-    """With its sign, a real minus; zero without."""
+    """`value` with its sign, a real minus; zero without."""
     if not math.isfinite(value):
         return _odd(value)
     text = f"{value:+.{places}f}"

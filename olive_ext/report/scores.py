@@ -162,7 +162,7 @@ def _metric(column: Column, key: tuple[str, str, str]) -> Metric | None:
 
 
 def _cells(found: Sequence[Metric | None]) -> tuple[Cell, ...]:
-    """The first metric is the baseline's."""
+    """A cell for each model; the first metric is the baseline's."""
     cells = [_cell(metric, found[0] if place else None) for place, metric in enumerate(found)]
     finite = [metric is not None and math.isfinite(metric.value) for metric in found]
     ranges = [_range(metric) for metric in found if metric is not None and math.isfinite(metric.value)]
@@ -191,7 +191,7 @@ def _bar(metric: Metric, begin: float, end: float) -> Bar:
 
 
 def _change(difference: float, metric: Metric) -> str:
-    """With the decimals of the value itself; a value in powers of ten has a change in those."""
+    """The difference with the decimals of the value itself; in powers of ten where the value is written in those."""
     if abs(metric.value) >= 1e7:
         return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
     return numbers.plus(difference, numbers.decimals(metric.stderr))

@@ -1,4 +1,4 @@
-"""The one line that says what a comparison found: "no loss found", never that there is none. Pure; knows no form."""
+"""The one line on what a comparison found: "no loss found", never that there is none. Pure; knows no form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """What became worse and what became better, in words."""
+    """Names of the metrics and perplexities that became worse, and of those that became better."""
     lost: list[str] = []
     gained: list[str] = []
     outcome = comparison.overall_outcome()
@@ -79,7 +79,7 @@ def _significant(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _texts(comparison: Comparison) -> list[Divergence]:
-    """Of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
+    """The divergences of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
     answered = {item.task for item in comparison.outcomes}
     return [item for item in comparison.divergences if item.task not in {ALL, *answered}]
 
@@ -104,7 +104,7 @@ def _numbers(outcome: Outcome | None, divergence: Divergence | None) -> str:
 
 
 def _interval(outcome: Outcome) -> str:
-    """In percent where the values are shares."""
+    """The difference with its 95 % interval, in percent where the values are shares."""
     if outcome.is_share:
         low, high = 100 * outcome.low, 100 * outcome.high
         return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"

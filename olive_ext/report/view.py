@@ -103,7 +103,7 @@ def _outcome_cells(item: Outcome) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DifferenceRow:
-    """An outcome in words. The numbers are in percentage points where the metric is a share."""
+    """An outcome as texts. `difference`, `low` and `high` are percentage points where the metric is a share."""
 
     candidate: str
     outcome: Outcome
@@ -120,7 +120,7 @@ class DifferenceRow:
     documents: str
     p: str
     needed: str
-    """Documents that tell apart a difference of one point, or of the next that is known; empty where none is."""
+    """Documents that resolve a difference of one point, or of another size where that is unknown; may be empty."""
 
     @property
     def is_all(self) -> bool:
@@ -208,7 +208,7 @@ def task_title(task: str) -> str:
 
 
 def overall_first(divergences: Sequence[Divergence]) -> list[Divergence]:
-    """Without the one over all tasks where there is a single task: both have the same numbers."""
+    """The divergence over all tasks, then the others; of a single task its own alone, as both are equal."""
     tasks = [item for item in divergences if item.task != ALL]
     return [item for item in divergences if item.task == ALL and len(tasks) != 1] + tasks
 

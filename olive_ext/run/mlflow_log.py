@@ -77,7 +77,7 @@ def _log_files(mlflow: Any, folder: Path) -> None:
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """`<task>/<metric>`, with the filter where there are several, and `_stderr` beside it; finite numbers only."""
+    """`<task>/<metric>`, with the filter where there are several, error bars as `..._stderr`; finite numbers only."""
     found: dict[str, float] = {}
     for metric in report.metrics:
         parts = [metric.task, metric.metric]

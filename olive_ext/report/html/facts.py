@@ -1,4 +1,4 @@
-"""What a page shows as it was written down: set-up, command line, flipped documents. Knows no template.
+"""The parts of a page that repeat what was recorded: set-up, command line, flipped documents. Knows no template.
 
 The command line is made from the options' names alone, without the parser.
 """
@@ -21,7 +21,7 @@ CHUNK = 500
 """Flips in one piece of JSON."""
 
 MAX_CHARACTERS = 4000
-"""Of one text; the sample logs have longer ones as a whole."""
+"""Of one text of a flip; the sample logs have longer ones as a whole."""
 
 _FLAGS = {
     **{key: f"--{key.replace('_', '-')}" for key in ("limit", "num_fewshot", "batch_size", "max_length", "tokenizer")},
@@ -149,7 +149,7 @@ class FlipData:
 
 
 def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
-    """All flips, those of one comparison together."""
+    """Every flip of the contrasts, those of one comparison together."""
     found = [(place, flip) for place, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
     names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in found))
     places = {name: place for place, name in enumerate(names)}
@@ -177,7 +177,7 @@ def _cut(text: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON in which nothing can end the `<script>` element or begin a comment, whatever the texts say.
+    """JSON in which nothing can end the `<script>` element or begin a comment, whatever the texts contain.
 
     Lone halves of surrogate pairs, which UTF-8 cannot hold, stay escaped.
     """

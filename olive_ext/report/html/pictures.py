@@ -79,7 +79,7 @@ def _words_above(axes: Any, row: DifferenceRow, place: int, several: bool) -> No
 
 
 def _words_beside(axes: Any, row: DifferenceRow, place: int, several: bool, is_first: bool) -> None:
-    """Task and metric on the left, once for all candidates; a candidate's name beside its interval."""
+    """Writes task and metric on the left, once for all candidates, and a candidate's name next to its interval."""
     style: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     across = axes.get_yaxis_transform()
     if several:

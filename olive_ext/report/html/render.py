@@ -1,6 +1,6 @@
 """A page of reports as one HTML file that needs nothing else: the only door to Jinja. Knows no model and no files.
 
-It opens with a lead for each candidate: what was found, and the few numbers that a reader looks for first.
+The page opens with a lead for each candidate: the verdict, and the few numbers that a reader looks for first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Tile = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Lead:
-    """What the page says first about one model; `tone` is the CSS class."""
+    """The verdict on one model at the head of the page; `tone` is the CSS class."""
 
     name: str
     against: str
@@ -107,7 +107,7 @@ def _context(page: Page) -> dict[str, Any]:
 
 
 def _leads(page: Page) -> list[Lead]:
-    """One for each comparison; a page without any has one that says what was measured."""
+    """A lead for each comparison; a page without comparisons has one that counts the measured tasks."""
     columns = {column.name: column for column in page.columns}
     found = [_lead(contrast, columns.get(contrast.candidate)) for contrast in page.contrasts]
     return found or [_scores_only(page)]

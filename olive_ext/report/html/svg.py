@@ -56,7 +56,7 @@ def drawing(width: float, height: float) -> Iterator[Any]:
 
 
 def svg(figure: Any, label: str, name: str) -> str:
-    """The figure as an `<svg>` element; `label` is what a screen reader says, `name` is unique on the page."""
+    """The figure as an `<svg>` element; `label` is read out by screen readers, `name` is unique on the page."""
     written = io.StringIO()
     figure.savefig(
         written, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
