@@ -101,27 +101,23 @@ BENCH_OPTIONS: tuple[Option, ...] = (
 )
 
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
+_ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {
+    "flag": {"action": "store_true"},
+    "names": {"nargs": "+", "action": "extend"},
+    "pairs": {"action": "append"},
+    "optional": {"nargs": "?", "const": True},
+}
 
 
 def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
     """Adds the options and `--set`; absent ones leave no trace in the namespace."""
     for option in options:
-        text, form = option.help.replace("%", "%%"), _argparse_form(option)
+        form = {**({"metavar": option.metavar} if option.metavar else {}), **_ARGPARSE_FORMS.get(option.form, {})}
+        text = option.help.replace("%", "%%")
         parser.add_argument(option.flag, dest=option.key, help=text, default=argparse.SUPPRESS, **form)
     parser.add_argument(
         "--set", dest="set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP
     )
-
-
-def _argparse_form(option: Option) -> dict[str, Any]:
-    if option.form == "flag":
-        return {"action": "store_true"}
-    forms: dict[str, dict[str, Any]] = {
-        "names": {"nargs": "+", "action": "extend"},
-        "pairs": {"action": "append"},
-        "optional": {"nargs": "?", "const": True},
-    }
-    return {"metavar": option.metavar, **forms.get(option.form, {})}
 
 
 def written_values(

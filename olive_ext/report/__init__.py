@@ -2,25 +2,22 @@
 
 The data are in `report`, `metrics`, `comparison` and `page`; `verdict`, `view` and `scores` turn them into cells and
 sentences once; `terminal`, `markdown` and `html` lay those out; `report_files` writes them. All of it is pure but for
-the last. Names that other rooms need are imported from here, those of a comparison's data from `report.comparison`.
-The room knows no model, no statistics and no evaluation framework.
+the last. Other rooms import functions on reports from here, and data and names from `comparison`, `metrics`, `numbers`
+and `page`. The room knows no model, no statistics and no evaluation framework.
 """
 
-from olive_ext.report.html.render import render, to_html
+from olive_ext.report.html.render import to_html
 from olive_ext.report.markdown import chain_markdown, markdown_table, to_markdown
 from olive_ext.report.metrics import Metric
-from olive_ext.report.page import Column, Contrast, Page, model_name
-from olive_ext.report.report import Report, from_json, has_several_filters, plain, to_json
+from olive_ext.report.page import model_name
+from olive_ext.report.report import Report, from_json, has_several_filters, to_json
 from olive_ext.report.report_files import check_writable, write, write_chain, write_page, write_texts
 from olive_ext.report.scores import chain_steps
 from olive_ext.report.terminal import print_cells, print_chain, print_page, print_table
 from olive_ext.report.view import Table
 
 __all__ = [
-    "Column",
-    "Contrast",
     "Metric",
-    "Page",
     "Report",
     "Table",
     "chain_markdown",
@@ -30,12 +27,10 @@ __all__ = [
     "has_several_filters",
     "markdown_table",
     "model_name",
-    "plain",
     "print_cells",
     "print_chain",
     "print_page",
     "print_table",
-    "render",
     "to_html",
     "to_json",
     "to_markdown",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
@@ -65,9 +65,13 @@ def to_json(value: Any) -> str:
 def from_json(text: str) -> Report:
     """The report that `to_json` wrote. Numbers come back as they were, NaN inside of JSON-like data as None.
 
-    Raises `ValueError` for any other text.
+    Raises `ValueError` that names the first wrong key for any other text.
     """
-    return TypeAdapter(Report).validate_python(json.loads(text))
+    try:
+        return TypeAdapter(Report).validate_python(json.loads(text))
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, found['loc'])) or 'as a whole'}: {found['msg']}") from error
 
 
 def plain(value: Any) -> Any:
