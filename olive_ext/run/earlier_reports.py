@@ -12,6 +12,7 @@ from olive_ext.report import Report, from_json
 from olive_ext.report.comparability import check_comparable, facts_of, short_names
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.page import Column, Contrast, Page, model_name
+from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
 REPORT_FILE = "report.json"
@@ -146,8 +147,6 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
 
 def _paired(first: Named, other: Named, logs: Mapping[str, Logs]) -> tuple[Any, Any]:
     """Outcomes and flips from the documents that both have logged."""
-    from olive_ext.run.reference.pairing import compare_answers
-
     for item in (first, other):
         logs[item.name].check_of(item.report, item.folder)
     one, two = logs[first.name].shared_with(logs[other.name]), logs[other.name].shared_with(logs[first.name])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Bin, Divergence, Spread
-from olive_ext.stats.positions import Positions
+from olive_ext.stats.compared_fields import Positions
 from olive_ext.stats.token_classes import CLASSES
 
 FloatArray = npt.NDArray[np.float64]

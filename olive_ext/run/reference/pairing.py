@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import ALL, Flip, Outcome
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of
 from olive_ext.stats.paired_answers import are_binary, compare_outcomes
-
-if TYPE_CHECKING:
-    from olive_ext.backends.answers import Answers
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -66,8 +64,6 @@ def compare_answers(
 
 
 def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[_Pair]:
-    from olive_ext.backends.answers import check_same_questions
-
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
@@ -92,8 +88,6 @@ def _right(values: FloatArray, pair: _Pair) -> FloatArray:
 
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
-    from olive_ext.backends.answers import question_of, target_of
-
     task, filter_name = pair.candidate.task, pair.candidate.filter
     flipped = {
         number: one > two if pair.higher_is_better else one < two

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olive_ext.stats.compared_fields import POSITION
+from olive_ext.stats.compared_fields import POSITION, Positions, joined
 from olive_ext.stats.distances import clustered_mean, measure_divergence
-from olive_ext.stats.positions import Positions, joined
 from olive_ext.stats.token_classes import CLASSES
 
 VOCABULARY = 50

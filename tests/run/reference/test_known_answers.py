@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.kept_generations import Generations, Overheard, RememberingLM
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.run.reference.known_answers import KeptGenerations
 from tests.backends.reference import instances, model
 from tests.run.duo import NetSession
 
@@ -21,11 +21,10 @@ class Asked:
 
     def __init__(self, file: Path, **facts: Any) -> None:
         self.told: list[tuple[Any, Any, Any]] = []
-        observer = lambda *told: self.told.append(told)  # noqa: E731
-        overheard = Overheard(observer)
-        spoken = OrtLM(session=NetSession(model()), observer=overheard)
-        self.engine = spoken.session._engine
-        self.lm = RememberingLM(spoken, overheard, Generations(file, facts), observer)
+        kept = KeptGenerations(file, facts, lambda *told: self.told.append(told))
+        self.lm = OrtLM(session=NetSession(model()), observer=kept.observe)
+        self.lm.known_answers = kept
+        self.engine = self.lm.session._engine
 
     @property
     def prompts(self) -> set[tuple[int, ...]]:
@@ -84,5 +83,5 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
 def test_scores_are_the_models_own(tmp_path: Path, kind: str) -> None:
     asked = instances(kind, [("the cat", " sat")] if kind == "loglikelihood" else [("the cat sat",)])
-    remembering = Asked(tmp_path / "g").lm
-    assert getattr(remembering, kind)(asked) == getattr(remembering._spoken, kind)(asked)
+    repeating = Asked(tmp_path / "g").lm
+    assert getattr(repeating, kind)(asked) == getattr(OrtLM(session=NetSession(model())), kind)(asked)
