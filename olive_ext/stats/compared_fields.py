@@ -142,7 +142,7 @@ class Positions:
 
 
 def joined(parts: Iterable[Positions]) -> Positions:
-    """All positions of several tasks, their documents told apart."""
+    """All positions of several tasks, their documents renumbered in the order of the tasks."""
     whole, first_document = Positions(), 0
     for part in parts:
         rows = whole._extend(len(part))
