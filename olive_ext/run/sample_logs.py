@@ -80,7 +80,7 @@ def write_samples(
 
 
 def log_path(folder: Path, task: str) -> Path:
-    """Where the log of a task lies."""
+    """Path of the log of a task."""
     name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
     return folder / f"samples_{name}.jsonl"
 
@@ -118,11 +118,11 @@ class LoggedTask:
         return self.directions
 
     def doc_to_text(self, line: Mapping[str, Any]) -> str:
-        """The question without examples, where our log has it."""
+        """The question without examples, where the line has our own field for it."""
         return str(line.get(OWN, {}).get("question", ""))
 
     def doc_to_choice(self, line: Mapping[str, Any]) -> list[str]:
-        """What was scored; of tasks with one continuation behind several contexts, the contexts' ends."""
+        """The scored continuations; of tasks with one continuation behind several contexts, the contexts' ends."""
         pairs = [list(arguments.values()) for arguments in line["arguments"].values()]
         continuations = [str(pair[1]).strip() for pair in pairs]
         if len(set(continuations)) > 1 or len(pairs) < 2:
@@ -132,13 +132,13 @@ class LoggedTask:
 
 @dataclass(frozen=True)
 class Logs:
-    """Logged samples by task, and what stands for the tasks."""
+    """Logged samples by task, and the stand-ins for lm-eval's tasks."""
 
     samples: Mapping[str, Sequence[Sample]]
     tasks: Mapping[str, LoggedTask]
 
     def shared_with(self, other: Logs) -> Logs:
-        """The documents that both have logged; logs may be of different lengths."""
+        """The documents that are in both logs, which may be of different lengths."""
         samples = {}
         for task in self.samples.keys() & other.samples.keys():
             theirs = {(line["doc_id"], line["filter"]) for line in other.samples[task]}
@@ -147,7 +147,7 @@ class Logs:
         return Logs(ordered, self.tasks)
 
     def check_of(self, report: Report, folder: Path) -> None:
-        """Raises `ConfigError` where whole logs give other numbers than the report: a later run may have left them."""
+        """Raises `ConfigError` where complete logs give other numbers than the report, as those of a later run do."""
         reported = {(item.task, item.metric, item.filter): item for item in report.metrics}
         for answers in self.answers():
             for metric in answers.metrics:

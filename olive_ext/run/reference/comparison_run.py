@@ -1,4 +1,4 @@
-"""Runs an evaluation with a reference and puts together what was found of both models.
+"""Runs an evaluation with a reference, and makes the comparison from both models' results.
 
     recorded   the reference alone, its distributions to disk    then the model, compared with what is there
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers

@@ -72,11 +72,11 @@ class KeptGenerations:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self._rows = {row["key"]: row for row in map(_read, lines) if row is not None}
 
-    def observe(self, asked: Any, request: Any, output: Any) -> None:
+    def observe(self, instance: Any, request: Any, output: Any) -> None:
         """Holds the last generation of each request of lm-eval until it is written."""
-        self._observer(asked, request, output)
+        self._observer(instance, request, output)
         if isinstance(output, GenerationOutput):
-            self._latest[_arguments(asked)] = request, output
+            self._latest[_arguments(instance)] = request, output
 
     def __call__(self, requests: list[Any], ask: Ask) -> list[Any]:
         """New generations are written after every few hundred requests. Scores are the model's own."""
@@ -84,12 +84,12 @@ class KeptGenerations:
             return ask(requests)
         texts: dict[int, str] = {}
         missing: dict[Hashable, list[int]] = {}
-        for place, asked in enumerate(requests):
-            row = self._rows.get(self._key(asked.args))
+        for place, instance in enumerate(requests):
+            row = self._rows.get(self._key(instance.args))
             if row is None:
-                missing.setdefault(_arguments(asked), []).append(place)
+                missing.setdefault(_arguments(instance), []).append(place)
             else:
-                texts[place] = self._repeat(asked, row)
+                texts[place] = self._repeat(instance, row)
         for places in _chunks(missing.values()):
             chunk = [requests[place] for place in places]
             found = ask(chunk)
@@ -97,19 +97,20 @@ class KeptGenerations:
             texts.update(zip(places, found, strict=True))
         return [texts[place] for place in range(len(requests))]
 
-    def _repeat(self, asked: Any, row: Mapping[str, Any]) -> str:
+    def _repeat(self, instance: Any, row: Mapping[str, Any]) -> str:
         request = GenerationRequest(row["prompt"], source=row["source"])
-        self._observer(asked, request, GenerationOutput(row["text"], tuple(row["tokens"]), FinishReason.STOPPED))
+        self._observer(instance, request, GenerationOutput(row["text"], tuple(row["tokens"]), FinishReason.STOPPED))
         return str(row["text"])
 
     def _write(self, chunk: Sequence[Any], texts: Sequence[str]) -> None:
         """Appends the greedy ones among new generations; a sampled one is drawn anew in every run."""
         fresh = {}
-        for asked, text in zip(chunk, texts, strict=True):
-            request, output = self._latest.pop(_arguments(asked), (None, None))
+        for instance, text in zip(chunk, texts, strict=True):
+            request, output = self._latest.pop(_arguments(instance), (None, None))
             if request is not None and output is not None and request.temperature == 0:
-                row = {"key": self._key(asked.args), "text": text, "prompt": request.prompt, "source": request.source}
-                fresh[row["key"]] = {**row, "tokens": output.tokens}
+                key = self._key(instance.args)
+                row = {"key": key, "text": text, "prompt": request.prompt, "source": request.source}
+                fresh[key] = {**row, "tokens": output.tokens}
         self._rows |= fresh
         if fresh:
             with self._file.open("a", encoding="utf-8") as file:
@@ -133,8 +134,8 @@ def _read(line: str) -> dict[str, Any] | None:
     return row
 
 
-def _arguments(asked: Any) -> Hashable:
-    return asked.args[0], repr(asked.args[1:])
+def _arguments(instance: Any) -> Hashable:
+    return instance.args[0], repr(instance.args[1:])
 
 
 def _chunks(groups: Iterable[Sequence[int]]) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Opens the two models of an evaluation with a reference."""
+"""Opens the two models of an evaluation with a reference. Knows no task and no results."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Generated:
 
 
 class Observer:
-    """`observer` of an `OrtLM`: called with every request of lm-eval, the session's request for it, and its output.
+    """`observer` of an `OrtLM`: called with every lm-eval instance, the session's request for it, and its output.
 
     Of a model with a reference it collects the positions of both, by task and document, and into `scores`, where given,
     the reference's score of every request. Of a reference alone it collects the generations.
@@ -62,29 +62,33 @@ class Observer:
         """From now on the class of each target token is stored, by the session's `tokenizer`."""
         self._classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
 
-    def __call__(self, asked: Any, request: Any, output: Any) -> None:
+    def __call__(self, instance: Any, request: Any, output: Any) -> None:
         if isinstance(output, GenerationOutput):
-            self._add_generated(asked, request, output)
+            self._add_generated(instance, request, output)
         elif output.compared is not None:
-            compared = self.add_targets(asked, request, output)
+            compared = self.add_targets(instance, request, output)
             if self.scores is not None:
-                self.scores.note(asked.args, compared)
+                self.scores.note(instance.args, compared)
 
-    def add_targets(self, asked: Any, request: Scoring, output: Scored) -> Compared:
+    def add_targets(self, instance: Any, request: Scoring, output: Scored) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
         tokens' classes nor how many precede them is known.
 
-        `asked` is a request of lm-eval, or a `Generated`. Raises `RunError` for an output without a comparison.
+        `instance` is lm-eval's, or a `Generated`. Raises `RunError` for an output without a comparison.
         """
         if output.compared is None:
-            raise RunError(f"task '{asked.task_name}': the model answered without its reference")
+            raise RunError(f"task '{instance.task_name}': the model answered without its reference")
         context, target = _parts(request)
         before = () if isinstance(context, str) else context
         classes = None
         if self._classes is not None and not isinstance(target, str):
             classes = self._classes.of(target, before[-1] if before else None)
-        self._positions.setdefault(str(asked.task_name), Positions()).add(
-            int(asked.doc_id), output.token_logprobs, output.compared, first_position=len(before), token_classes=classes
+        self._positions.setdefault(str(instance.task_name), Positions()).add(
+            int(instance.doc_id),
+            output.token_logprobs,
+            output.compared,
+            first_position=len(before),
+            token_classes=classes,
         )
         return output.compared
 
@@ -102,9 +106,9 @@ class Observer:
             found.append(measure_divergence(ALL, joined(self._positions.values())))
         return tuple(item for item in found if item is not None)
 
-    def _add_generated(self, asked: Any, request: GenerationRequest, output: GenerationOutput) -> None:
+    def _add_generated(self, instance: Any, request: GenerationRequest, output: GenerationOutput) -> None:
         if output.tokens:
-            key = (str(asked.task_name), int(asked.doc_id), request.prompt, output.tokens)
+            key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
             target = ScoringRequest(cast(Text, request.prompt), output.tokens, source=request.source)
             self._generated[key] = Generated(key[0], key[1], target)
 
