@@ -91,23 +91,20 @@ POSITION = np.dtype(
 `token_class`, an index into `token_classes.CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
 and the compared fields."""
 
-_FIRST_CAPACITY = 1024
-
 
 class Positions:
-    """Positions of one task, added request by request."""
+    """Compared targets of one task, added request by request: one growing buffer, no object for each."""
 
     def __init__(self) -> None:
-        self._rows: npt.NDArray[Any] = np.zeros(_FIRST_CAPACITY, POSITION)
-        self._count = 0
+        self._buffer = bytearray()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._buffer) // POSITION.itemsize
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """A view of all positions so far, of type `POSITION`, in the order they were added."""
-        return self._rows[: self._count]
+        """A view of all targets so far, of type `POSITION`; none can be added while the view is in use."""
+        return np.frombuffer(self._buffer, POSITION)
 
     def add(
         self,
@@ -118,35 +115,27 @@ class Positions:
         first_position: int = 0,
         token_classes: npt.ArrayLike | None = None,
     ) -> None:
-        """Takes the T consecutive targets of a request of `document`; `logprobs` [T] are the candidate's.
+        """Adds the T consecutive targets of a request of `document`; `logprobs` [T] are the candidate's.
 
         `first_position` counts the tokens before the first target.
         """
-        targets = np.asarray(logprobs, np.float32)
-        rows = self._extend(len(targets))
+        logprobs_T = np.asarray(logprobs, np.float32)
+        rows = np.empty(len(logprobs_T), POSITION)
         rows["document"] = document
-        rows["position"] = first_position + np.arange(len(targets))
+        rows["position"] = first_position + np.arange(len(rows))
         rows["token_class"] = UNKNOWN if token_classes is None else token_classes
-        rows["logprobs"] = targets
+        rows["logprobs"] = logprobs_T
         for name in STORED:
             rows[name] = getattr(compared, name)
+        self._buffer += rows.tobytes()
 
-    def _extend(self, count: int) -> npt.NDArray[Any]:
-        """`count` new rows to be filled; capacity doubles, so that adding is linear in all."""
-        begin, self._count = self._count, self._count + count
-        if self._count > len(self._rows):
-            grown = np.zeros(max(self._count, 2 * len(self._rows)), POSITION)
-            grown[:begin] = self._rows[:begin]
-            self._rows = grown
-        return self._rows[begin : self._count]
-
-
-def joined(parts: Iterable[Positions]) -> Positions:
-    """All positions of several tasks, their documents renumbered in the order of the tasks."""
-    whole, first_document = Positions(), 0
-    for part in parts:
-        rows = whole._extend(len(part))
-        rows[:] = part.rows
-        rows["document"] += first_document
-        first_document += int(part.rows["document"].max(initial=-1)) + 1
-    return whole
+    @classmethod
+    def joined(cls, parts: Iterable[Positions]) -> Positions:
+        """All positions of several tasks, their documents renumbered in the order of the tasks."""
+        whole, first_document = cls(), 0
+        for part in parts:
+            rows = part.rows.copy()
+            rows["document"] += first_document
+            first_document = int(rows["document"].max(initial=first_document - 1)) + 1
+            whole._buffer += rows.tobytes()
+        return whole

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Bin, Divergence, Spread
-from olive_ext.stats.compared_fields import STORED, Positions
+from olive_ext.stats.compared_fields import Positions
 from olive_ext.stats.token_classes import CLASSES
 
 FloatArray = npt.NDArray[np.float64]
@@ -34,19 +35,21 @@ def measure_divergence(task: str, positions: Positions) -> Divergence | None:
     if not len(rows):
         return None
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
-    column = {name: rows[name].astype(np.float64) for name in ("logprobs", *STORED)}
-    kl, candidate, reference = column["kl"], column["logprobs"], column["reference_logprobs"]
-    agreement, agreement_stderr = clustered_mean(column["same_top"], documents)
+    kl, candidate, reference = (_float64(rows, name) for name in ("kl", "logprobs", "reference_logprobs"))
+    agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents)
     ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents)
-    top, top_rms = _mean_and_rms(np.exp(column["top_logprobs"]) - np.exp(column["reference_top_logprobs"]))
+    top_probability, reference_top = (
+        np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs")
+    )
+    top, top_rms = _mean_and_rms(top_probability - reference_top)
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference))
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
         num_positions=len(rows),
         kl=_spread(kl, documents),
-        kl_lower=float(np.mean(column["kl_lower"])),
-        kl_sampling_error=math.sqrt(float(np.sum(column["kl_variance"]))) / len(rows),
+        kl_lower=float(np.mean(_float64(rows, "kl_lower"))),
+        kl_sampling_error=math.sqrt(float(np.sum(_float64(rows, "kl_variance")))) / len(rows),
         top1_agreement=agreement,
         top1_agreement_stderr=agreement_stderr,
         top_probability_difference=top,
@@ -102,6 +105,10 @@ def _spread(values: FloatArray, documents: npt.NDArray[np.int64]) -> Spread:
     mean, stderr = clustered_mean(values, documents)
     median, p90, p99, p999 = np.quantile(values, [0.5, 0.9, 0.99, 0.999]).tolist()
     return Spread(mean, stderr, median, p90, p99, p999, float(values.max()))
+
+
+def _float64(rows: npt.NDArray[Any], name: str) -> FloatArray:
+    return rows[name].astype(np.float64)
 
 
 def _mean_and_rms(values: FloatArray) -> tuple[float, float]:

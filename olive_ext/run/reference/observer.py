@@ -14,7 +14,7 @@ import numpy as np
 from olive_ext.errors import RunError
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.stats.compared_fields import Compared, Positions, joined
+from olive_ext.stats.compared_fields import Compared, Positions
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.stats.token_classes import TokenClasses
 from olive_ext.text.requests import (
@@ -103,7 +103,7 @@ class Observer:
         """Of each task that was scored, in the order of the first requests, and over all where there are several."""
         found = [measure_divergence(task, positions) for task, positions in self._positions.items()]
         if len(found) > 1:
-            found.append(measure_divergence(ALL, joined(self._positions.values())))
+            found.append(measure_divergence(ALL, Positions.joined(self._positions.values())))
         return tuple(item for item in found if item is not None)
 
     def _add_generated(self, instance: Any, request: GenerationRequest, output: GenerationOutput) -> None:

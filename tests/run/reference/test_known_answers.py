@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +82,19 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     last = Asked(file)
     last.lm.generate_until(requests)
     assert last.prompts == set()
+
+
+def test_files_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    """Key and names are fixed: the digest is of the facts as JSON, and lm-eval's arguments."""
+    content = json.dumps(['{"model": "abc"}', "the cat", GREEDY], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    row = {"key": key, "text": "kept", "prompt": [5, 6], "source": None, "tokens": [7, 8]}
+    (tmp_path / "g").write_text(f"\n{json.dumps(row)}")
+    again = Asked(tmp_path / "g", model="abc")
+    assert again.lm.generate_until(instances("generate_until", [("the cat", GREEDY)])) == ["kept"]
+    assert again.prompts == set()
+    ((_, request, output),) = again.told
+    assert (request.prompt, output.tokens) == ((5, 6), (7, 8))
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
