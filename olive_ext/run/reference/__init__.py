@@ -1,5 +1,5 @@
-"""Evaluation with a reference: how it is run, both models opened and observed, their answers paired.
+"""Evaluation with a reference: the mode it is run in, both models opened and observed, their answers paired.
 
-`modes.comparer_of` is what an evaluation imports from here; `answers` and `pairing` also serve earlier reports, and
-`models.reference_config` whoever checks a configuration. Knows no graph, no engine and no form of a report.
+An evaluation imports `modes.comparer_of` and `comparison_run.Comparer`; logs and reports `answers` and `pairing`.
+Knows no graph, no engine and no form of a report.
 """

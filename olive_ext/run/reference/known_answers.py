@@ -1,6 +1,6 @@
-"""Answers to lm-eval's requests that need no forward pass: an `OrtLM` asks one of these sources before its session.
+"""Answers to lm-eval's requests that need no forward pass: sources for `OrtLM.known_answers`.
 
-Knows no session and no file of records but its own.
+Knows no session, and no file but its own.
 """
 
 from __future__ import annotations
