@@ -21,8 +21,7 @@ from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model
 from olive_ext.run.peak_memory import PeakMemory
 from olive_ext.run.reference.comparison_run import Comparer
 from olive_ext.run.reference.modes import comparer_of
-from olive_ext.run.sample_fields import sample_fields
-from olive_ext.run.samples import write_samples
+from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
     from olive_ext.backends.harness import LM
