@@ -16,7 +16,7 @@ from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RecordsError
-from olive_ext.records import Records, Said, request_key
+from olive_ext.records import Records, ScoredTargets, request_key
 from olive_ext.stats.compared_fields import COMPARED
 
 RECORDED = np.dtype([("record", "<i8")])
@@ -53,7 +53,7 @@ class WritingTap(Tap):
         """Keeps the request's scores. The result goes on without notes: there is nothing that it was compared with."""
         assert result.notes is not None
         logprobs, is_greedy = np.array(result.logprobs, np.float32), np.array(result.is_greedy, np.bool_)
-        self._records.put(self._keys[place], Said(result.notes["record"], logprobs, is_greedy))
+        self._records.put(self._keys[place], ScoredTargets(result.notes["record"], logprobs, is_greedy))
         return replace(result, notes=None)
 
     def flush(self) -> None:
@@ -63,8 +63,8 @@ class WritingTap(Tap):
         return {"records": self._records.describe()}
 
     def _known(self, place: int) -> Result | None:
-        said = self._records.find(self._keys[place])
-        return None if said is None else Result(tuple(said.logprob.tolist()), tuple(said.is_greedy.tolist()))
+        scored = self._records.find(self._keys[place])
+        return None if scored is None else Result(tuple(scored.logprob.tolist()), tuple(scored.is_greedy.tolist()))
 
 
 class ReadingTap(Tap):
@@ -77,7 +77,7 @@ class ReadingTap(Tap):
     def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
-        self._said: dict[int, Said] = {}
+        self._scored: dict[int, ScoredTargets] = {}
 
     @property
     def host_bytes(self) -> int:  # type: ignore[override]
@@ -86,13 +86,13 @@ class ReadingTap(Tap):
     def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
         """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""
         found = {place: self._records.find(key_of(request)) for place, request in items}
-        self._said = {place: said for place, said in found.items() if said is not None}
-        if missing := len(found) - len(self._said):
+        self._scored = {place: scored for place, scored in found.items() if scored is not None}
+        if missing := len(found) - len(self._scored):
             raise RecordsError(
                 f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
                 "the reference on the same tasks, with the same limit, template and max_length"
             )
-        numbers = {place: tuple(said.record.tolist()) for place, said in self._said.items()}
+        numbers = {place: tuple(scored.record.tolist()) for place, scored in self._scored.items()}
         return [(place, replace(request, records=numbers[place])) for place, request in items]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
@@ -117,8 +117,8 @@ class ReadingTap(Tap):
 
     def finish(self, place: int, result: Result) -> Result:
         assert result.notes is not None
-        result.notes["reference_logprobs"] = self._said[place].logprob
-        result.notes["reference_is_greedy"] = self._said[place].is_greedy
+        result.notes["reference_logprobs"] = self._scored[place].logprob
+        result.notes["reference_is_greedy"] = self._scored[place].is_greedy
         return result
 
     def describe(self) -> Mapping[str, Any]:
