@@ -35,7 +35,7 @@ class StepLoop:
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
         self._counters = counters
-        self._steps = ScoringSteps(self, self._chunk_size, form)
+        self._steps = ScoringSteps(self._chunk_size, form, self.traits)
         self._limit = UNLIMITED
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
@@ -75,7 +75,7 @@ class StepLoop:
             self._runner.check_source(request.source)
             self._tap.check_source(request.source)
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
-        if not self._scheduler.has_work and self._steps.choose(plan):
+        if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache
         self.reserve(*self._needed([request for _, request in items]))
         if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self.capacity, self._steps.size):

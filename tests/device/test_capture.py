@@ -11,10 +11,11 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.runners.bucket_trial import Wanted, with_buckets
 from olive_ext.engine.runners.ort.opening import open_engine
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
-from olive_ext.engine.step import Runner, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import locate, resolve_providers
 from olive_ext.text.requests import GenerationRequest, ScoringRequest

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olive_ext.config import EngineConfig
+from olive_ext.engine.runners.base import Traits
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.step_cost import MIN_CONTEXT, MIN_TOKENS, Choice, StepCost, Target, choose, measure
 from olive_ext.engine.step import DEFAULT_CHUNK
@@ -29,37 +30,36 @@ class ScoringForm:
 
 
 class ScoringSteps:
-    """The present choice for `target`; `size` is 0 where sequences are scored one by one."""
+    """The present choice; `size` is 0 where sequences are scored one by one."""
 
     def __init__(
         self,
-        target: Target,
         chunk_size: int,
         form: ScoringForm,
+        traits: Traits,
         measure_cost: Callable[[Target], StepCost] = measure,
     ) -> None:
-        self._target = target
-        self._is_pinned = not (form.is_measured and target.traits.tree_batches)
+        self._is_pinned = not (form.is_measured and traits.tree_batches)
         self._measure = measure_cost
         self._cost: StepCost | None = None
-        size = (DEFAULT_SIZE if form.is_measured else chunk_size) if target.traits.tree_batches else 0
+        size = (DEFAULT_SIZE if form.is_measured else chunk_size) if traits.tree_batches else 0
         self._choice = Choice(size, form.reason if self._is_pinned else "not measured yet: too little work so far")
 
     @property
     def size(self) -> int:
         return self._choice.size
 
-    def choose(self, plan: Plan) -> bool:
+    def choose(self, plan: Plan, target: Target) -> bool:
         """Takes the cheapest form for `plan`, where the form is open. The first time that a plan is large enough, steps
-        are timed; True then, because that has overwritten the shared-prefix cache."""
+        of `target` are timed; True then, because that has overwritten the shared-prefix cache."""
         scored = [sequence for sequence in plan.sequences if sequence.generation is None]
         parts = [(sequence.end - sequence.num_shared, sequence.num_shared) for sequence in scored]
         if self._is_pinned or not parts:
             return False
         is_worth_it = sum(tokens for tokens, _ in parts) >= MIN_TOKENS
-        is_timed = self._cost is None and is_worth_it and self._target.traits.context_length >= MIN_CONTEXT
+        is_timed = self._cost is None and is_worth_it and target.traits.context_length >= MIN_CONTEXT
         if is_timed:
-            self._cost = self._measure(self._target)
+            self._cost = self._measure(target)
         if self._cost is not None:
             self._choice = choose(self._cost, parts, DEFAULT_CHUNK)
         return is_timed

@@ -177,9 +177,9 @@ def test_tokens_fed_again_for_want_of_a_rewind_are_told() -> None:
 def test_host_bytes_are_the_logits_that_were_read() -> None:
     engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
     engine.run([Request(tuple(range(10)), 1)])
-    assert engine.host_bytes == 4 * VOCAB
+    assert engine.runner.host_bytes == 4 * VOCAB
     engine.run([Request(tuple(range(1, 11)), 2)])
-    assert engine.host_bytes == 4 * VOCAB * (1 + 9)
+    assert engine.runner.host_bytes == 4 * VOCAB * (1 + 9)
 
 
 def test_sampling_draws_from_the_same_rows() -> None:

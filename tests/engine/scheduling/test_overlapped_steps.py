@@ -218,7 +218,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
     def interrupt(index: int, result: Result) -> None:
         raise KeyboardInterrupt
 
-    class Interrupted(type(engine._thread)):  # type: ignore[misc]
+    class Interrupted(type(engine._generating._thread)):  # type: ignore[misc]
         def settle(self) -> None:
             if raised or self._executor is None:
                 super().settle()
@@ -226,7 +226,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
                 raised.append(True)
                 raise KeyboardInterrupt
 
-    engine._thread = Interrupted(runner.run)
+    engine._generating._thread = Interrupted(runner.run)
     with pytest.raises(KeyboardInterrupt):
         engine.run([Request((5, 6), 0, Generation(4)), *LONG], interrupt)
     assert raised
@@ -294,8 +294,8 @@ def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
     results = engine.run_continuous(enumerate([short, *LONG[:2]]))
     key, result = next(results)
     assert (key, result.finish_reason) == (0, FinishReason.STOP_ID)
-    assert engine._begun is not None
-    assert not engine._begun.done()
+    assert engine._generating._begun is not None
+    assert not engine._generating._begun.done()
     rest = dict(results)
     for number, request in enumerate(LONG[:2], start=1):
         assert_equal(rest[number], oracle(request))
