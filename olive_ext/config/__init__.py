@@ -1,11 +1,10 @@
 """What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs."""
 
-from olive_ext.config.accepts import accepts
-from olive_ext.config.base import Strict
+from olive_ext.config.base import Strict, accepts
 from olive_ext.config.engine import EngineConfig
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, ModelConfig
+from olive_ext.config.evaluation import Bound, EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.reference import INPUT_MODEL, ReferenceConfig
-from olive_ext.config.require import Bound, WorkflowSettings
 from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
 __all__ = [
@@ -18,6 +17,8 @@ __all__ = [
     "EvaluationConfig",
     "EvaluationSettings",
     "ModelConfig",
+    "ModelSettings",
+    "OpenSettings",
     "ReferenceConfig",
     "SchemaKind",
     "Strict",

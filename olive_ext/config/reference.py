@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.base import PositiveInt, not_bool, word
+from olive_ext.config.model import ModelConfig, ProviderOptions, ProviderRequest
 
 INPUT_MODEL = "input_model"
 """Stands for the model that an Olive workflow started from."""
@@ -19,26 +20,17 @@ def _input_model(value: Any) -> Any:
     return INPUT_MODEL if is_word else value
 
 
-_ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
-
-
-class ReferenceConfig(Strict):
+class ReferenceConfig(ModelConfig):
     """The reference model and how it is run. A text alone is its `path`."""
 
     path: Annotated[str, BeforeValidator(_input_model)]
     """As `model.path`: an ONNX model, a package, a Hugging Face model; or "input_model" in an Olive recipe: the model
     the workflow started from."""
 
-    kind: Annotated[Literal["auto", "onnx", "hf"], BeforeValidator(word)] = "auto"
-    """"auto" tells by the files."""
-
-    onnx_file_name: str | None = None
-    """Which .onnx file in the folder, relative to it, where there are several."""
-
-    execution_provider: Word | list[Word | tuple[Word, _ProviderOptions]] | None = None
+    execution_provider: ProviderRequest | None = None
     """Execution provider of the reference. None takes that of the evaluated model."""
 
-    provider_options: _ProviderOptions | list[_ProviderOptions] | None = None
+    provider_options: ProviderOptions | list[ProviderOptions] | None = None
     """Options of the reference's providers. None takes those of the evaluated model where `execution_provider` is its
     too."""
 
