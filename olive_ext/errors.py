@@ -1,4 +1,4 @@
-"""The errors a user can cause, each a ValueError.
+"""The errors a user can cause, each a ValueError; and the first line of any error.
 
 Olive swallows every exception that is not a ValueError, TypeError, ImportError, AttributeError or AssertionError and
 exits with 0, so nothing else may leave this package for a user's mistake.
@@ -43,3 +43,12 @@ class MemoryShortageError(RunError):
 
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
+
+
+def first_line(error: BaseException, *, with_type: bool = False, width: int = 1000) -> str:
+    """The first line of an error's message, at most `width` characters; its type where the message is empty, and in
+    front of it `with_type`."""
+    name = type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "").strip()
+    text = line or name if not with_type else f"{name}: {line}" if line else name
+    return text if len(text) <= width else text[: width - 4] + " ..."

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from olive_ext.errors import OliveExtError, RunError, TaskError
+from olive_ext.errors import OliveExtError, RunError, TaskError, first_line
 
 _MACHINE = (MemoryError, OSError, RuntimeError)
 """A valid request failed. Everything else lm-eval raises comes from a task, its data or its settings."""
-
-
-def one_line(error: BaseException, width: int = 300) -> str:
-    """The error's type and the first line of its message, at most `width` characters."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-    return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 @contextmanager
@@ -31,4 +24,4 @@ def named_failures(doing: str, *, machine: tuple[type[Exception], ...] = _MACHIN
     except Exception as error:
         is_machine = isinstance(error, machine) and not isinstance(error, NotImplementedError)
         kind = RunError if is_machine else TaskError
-        raise kind(f"{doing}: {one_line(error)}") from error
+        raise kind(f"{doing}: {first_line(error, with_type=True)}") from error

@@ -14,8 +14,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from olive_ext.backends.context_pairs import CompletePairs
-from olive_ext.backends.failures import one_line
-from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -29,6 +28,8 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
     brings that back), requests of different target lengths are not answered from one another's rows, and a token that
     spans the join of context and continuation is scored instead of failing.
     """
+
+    kind = "hf"
 
     def __init__(self, *args: Any, hflm_rolling_bos: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -114,10 +115,12 @@ def open_hf(
     except OliveExtError:
         raise
     except TypeError as error:
-        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
+        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {first_line(error, with_type=True)}") from error
     except Exception as error:
         name = model if isinstance(model, str) else type(model).__name__
-        raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {one_line(error)}") from error
+        raise ModelError(
+            f"the Hugging Face model '{name}' cannot be opened: {first_line(error, with_type=True)}"
+        ) from error
 
 
 def answers_key(lm: LM) -> str:

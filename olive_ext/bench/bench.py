@@ -19,8 +19,9 @@ from olive_ext.bench.process import Launcher
 from olive_ext.bench.rounds import PROBE, Schedule
 from olive_ext.bench.summary import Summary, chosen_runs, summarize
 from olive_ext.bench.tables import to_markdown
+from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
-from olive_ext.model import locate
+from olive_ext.model import resolve
 from olive_ext.report.report_files import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
@@ -55,7 +56,7 @@ class Bench:
         """Everything that the configuration asks for. What was measured is on disk after every process, so that an
         interruption loses one."""
         self._work_folder.mkdir(parents=True, exist_ok=True)
-        files = locate(self.config.model)
+        files = resolve(ModelSettings(model=self.config.model, kind="onnx")).files
         work = read_work(files.decoder, files.genai_config or files.hf_config)
         asked = self._record(1)
         self._write(PROBE, _spread(asked, self.config.probe or 0))

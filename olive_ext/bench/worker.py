@@ -151,11 +151,12 @@ def _contexts(job: Job) -> dict[str, Any]:
 
 def _size(job: Job) -> int:
     """Bytes of the files that the backend's weights are in."""
-    from olive_ext.model import locate, size_on_disk
+    from olive_ext.config import ModelSettings
+    from olive_ext.model import resolve
 
-    if job.backend == "hf":
-        return sum(file.stat().st_size for file in Path(job.opening["hf"]).glob("*.safetensors"))
-    return size_on_disk(locate(job.opening["model"]))
+    is_hf = job.backend == "hf"
+    path = job.opening["hf" if is_hf else "model"]
+    return resolve(ModelSettings(model=path, kind="hf" if is_hf else "onnx")).size or 0
 
 
 def _memory(name: str, device: str) -> dict[str, float]:
@@ -178,10 +179,10 @@ def main(result: Path) -> int:
     except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
         import traceback
 
-        from olive_ext.backends.failures import one_line
+        from olive_ext.errors import first_line
 
         traceback.print_exc()
-        found = {"error": one_line(error)}
+        found = {"error": first_line(error, with_type=True)}
     written = result.with_suffix(".new")
     written.write_text(json.dumps(found, default=str), encoding="utf-8")
     written.replace(result)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from olive_ext.check.findings import Section
 from olive_ext.errors import ModelError
 
 if TYPE_CHECKING:
-    from olive_ext.config import EvaluationConfig
+    from olive_ext.model import ResolvedModel
     from olive_ext.session import Session
 
 PAIRS = (
@@ -28,17 +28,16 @@ LARGEST_DIFFERENCE = 1e-2
 differs by far more."""
 
 
-def verify_graphs(
-    config: EvaluationConfig, section: Section, open_session: Callable[..., Session] | None = None
-) -> None:
+def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable[..., Session] | None = None) -> None:
     """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
 
-    `open_session` stands in for `olive_ext.open`. Raises `ModelError` when it is above `LARGEST_DIFFERENCE`.
+    `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
+    `LARGEST_DIFFERENCE`.
     """
-    from olive_ext.session import open
+    from olive_ext.session.opening import open_model
 
-    opener = open_session or open
-    edited, untouched = (_token_logprobs(config, graph, opener) for graph in ("scoring_head", "untouched"))
+    opener = open_session or open_model
+    edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
     pairs = zip(edited, untouched, strict=True)
     largest = max((_difference(one, other) for one, other in pairs), default=0.0)
     section.add("tokens compared", len(edited), "scoring head against the untouched graph")
@@ -56,22 +55,12 @@ def _difference(one: float, other: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _token_logprobs(config: EvaluationConfig, graph: str, open_session: Callable[..., Session]) -> list[float]:
+def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[..., Session]) -> list[float]:
     """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    settings: dict[str, Any] = {
-        "execution_provider": config.execution_provider,
-        "provider_options": config.provider_options,
-        "provider_libraries": config.provider_libraries,
-        "allow_cpu_fallback": config.allow_cpu_fallback,
-        "max_length": config.max_length,
-        "batch_size": config.batch_size,
-        "tokenizer": config.tokenizer,
-        "onnx_file_name": config.model.onnx_file_name,
-    }
     from olive_ext.text.requests import ScoringRequest
 
-    engine = config.engine.model_copy(update={"graph": graph})
-    with open_session(config.model.path, engine=engine, **settings) as session:
+    engine = model.settings.engine.model_copy(update={"graph": graph})
+    with open_session(model.patched({"engine": engine})) as session:
         encoding = session.encoding
         if encoding is not None and encoding.takes_features:
             raise ModelError(

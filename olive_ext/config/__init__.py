@@ -3,7 +3,7 @@
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.engine import EngineConfig
 from olive_ext.config.evaluation import Bound, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
+from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.reference import INPUT_MODEL, ReferenceConfig
 from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
@@ -16,6 +16,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",
+    "ExecutionSettings",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",

@@ -103,12 +103,11 @@ class EvaluationConfig(EvaluationSettings):
         which = {"model": self.model.path, "kind": kind, "onnx_file_name": self.model.onnx_file_name}
         return ModelSettings(**which, **shared)
 
-    def opening_reference(self) -> ModelSettings:
-        """The settings of opening the reference that `reference` describes; see `ModelSettings.of_reference`."""
+    def reference_patch(self) -> dict[str, Any]:
+        """What `reference` says of opening it, for `ModelSettings.of_reference`."""
         assert self.reference is not None
         names = ("kind", "onnx_file_name", "execution_provider", "provider_options")
-        patch = {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
-        return self.opening().of_reference(patch)
+        return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
 
 
 class Bound(Strict):

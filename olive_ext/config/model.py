@@ -89,6 +89,9 @@ class OpenSettings(ExecutionSettings):
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
 
+    max_batch_size: PositiveInt | None = None
+    """The most sequences that a `batch_size` of "auto" may decode together, where memory allows more."""
+
     dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], BeforeValidator(word)] = "float32"
     """Data type of a Hugging Face model's numbers; "auto" takes the type that it is stored in."""
 

@@ -5,6 +5,7 @@ Knows no Olive, no lm-eval and no session.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -53,6 +54,19 @@ class ModelFiles:
 
 
 @dataclass(frozen=True)
+class Device:
+    """Where values lie: ONNX Runtime's device type ("cpu", "cuda", ...) and number."""
+
+    kind: str
+    index: int = 0
+
+    @property
+    def has_pointers(self) -> bool:
+        """Whether its values have an address that can be offset and bound."""
+        return self.kind in ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
 class Provider:
     """One execution provider to run on, in order of preference."""
 
@@ -71,6 +85,15 @@ class Provider:
 
     capture_option: str | None = None
     """Its option that has runs captured and replayed; None where it has none."""
+
+    @property
+    def place(self) -> Device:
+        """The device that it keeps values on."""
+        return Device(self.device, int(self.options.get("device_id", 0)))
+
+
+ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
+"""Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""
 
 
 @dataclass(frozen=True)
@@ -287,3 +310,18 @@ class DecoderSpec:
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:
         """All that is carried from one step to the next."""
         return (*self.kv, *self.states)
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of KV that one position of one slot takes, all layers together."""
+        return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in self.kv)
+
+    @property
+    def bytes_of_source(self) -> int:
+        """Bytes of what is kept of one source for the attention to it; as many positions as the decoder has where the
+        graph does not say how many the encoder returns."""
+        return sum(
+            math.prod(size if isinstance(size, int) else self.context_length for size in tensor.shape[1:])
+            * ITEM_BYTES[tensor.elem_type]
+            for tensor in (*self.cross.states, *self.cross.kv.values())
+        )

@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.session.batch import Batch
 from olive_ext.session.turns import Turns
@@ -83,11 +84,15 @@ class Session:
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
         records: Records | None = None,
+        model: ResolvedModel | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.model = model
+        """What was opened, resolved; None around an engine that a caller made."""
+
         self.reference: Session | None = None
         """The reference that is open beside this model, to ask it alone."""
 

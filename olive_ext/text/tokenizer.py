@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_toke
     try:
         hf = load(where)
     except Exception as error:
-        raise ModelError(f"no tokenizer can be loaded from '{where}': {_first_line(error)}") from error
+        raise ModelError(f"no tokenizer can be loaded from '{where}': {first_line(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 
@@ -202,7 +202,7 @@ class Tokenizer:
                 raise ConfigError(f"the chat template refuses the messages: {error}") from error
             logger.warning("The chat template refuses the messages (%s); rendering them without the system role", error)
         except ValueError as error:
-            raise ConfigError(f"the chat template cannot render the messages: {_first_line(error)}") from error
+            raise ConfigError(f"the chat template cannot render the messages: {first_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
 
 
@@ -212,10 +212,6 @@ def _is_fast(hf: Any) -> bool:
 
     methods = ("__call__", "_encode_plus", "_batch_encode_plus")
     return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _optional_int(value: Any) -> int | None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.versions import versions
-from olive_ext.config import EvaluationSettings, ReferenceConfig
+from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig
 from olive_ext.errors import ModelError
-from olive_ext.model import content_hash, locate
+from olive_ext.model import resolve
 from olive_ext.workflow.handlers import tokenizer_candidates
 from olive_ext.workflow.input_model import settled
 
@@ -47,7 +47,8 @@ def missed_files(model_type: str, model_config: dict[str, Any], settings: Evalua
         return ""
     try:
         candidates = tokenizer_candidates(model_config.get("model_attributes"))
-        return content_hash(locate(path, tokenizer=tokenizer, extra_tokenizer_candidates=candidates))
+        which = ModelSettings(model=path, kind="onnx", tokenizer=tokenizer)
+        return str(resolve(which, tokenizer_candidates=candidates).digest)
     except ModelError:
         return ""
 

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.failures import one_line
 from olive_ext.config import EvaluationConfig, EvaluationSettings
-from olive_ext.errors import OliveExtError, RunError
+from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
-from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
+from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, open_baseline
 from olive_ext.workflow.input_model import with_reference
 
 Evaluate = Callable[..., Report]
@@ -36,7 +35,7 @@ def measure(
     """
     with surfaced("the evaluation stopped"):
         settings = with_reference(settings)
-        kind, handler = resolve(model)
+        kind, handler = handler_of(model)
         is_onnx = kind == "onnx"
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
@@ -79,4 +78,4 @@ def _told(error: Exception) -> str:
     """One line; of a process that Olive started (a PythonEnvironment) the last one that it wrote."""
     written = getattr(error, "stderr", None)
     lines = written.strip().splitlines() if isinstance(written, str) else []
-    return lines[-1] if lines else one_line(error)
+    return lines[-1] if lines else first_line(error, with_type=True)

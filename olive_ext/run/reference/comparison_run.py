@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import Comparison
-from olive_ext.run.opening import kind_of
-from olive_ext.run.reference.models import Models, reference_config
+from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.observer import Generated, Listener, score_answers
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_fields import sample_fields
@@ -138,5 +137,5 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         said = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": kind_of(reference_config(self._config)), **said, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.reference_kind, **said, "mode": self._mode}
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
