@@ -3,8 +3,14 @@
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.engine import EngineConfig
 from olive_ext.config.evaluation import Bound, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
-from olive_ext.config.reference import INPUT_MODEL, ReferenceConfig
+from olive_ext.config.model import (
+    INPUT_MODEL,
+    ExecutionSettings,
+    ModelConfig,
+    ModelSettings,
+    OpenSettings,
+    ReferenceConfig,
+)
 from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
 __all__ = [

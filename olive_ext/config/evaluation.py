@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, not_bool, word
-from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings
-from olive_ext.config.reference import Reference
+from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, Reference
 
 Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from olive_ext.errors import ModelError
-from olive_ext.model.tokenizer_folder import tokenizer_files
+from olive_ext.model.folders import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24

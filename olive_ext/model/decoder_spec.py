@@ -16,9 +16,16 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError
-from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec, window_notes
+from olive_ext.model.attention import (
+    AttentionNodes,
+    has_step_scales,
+    rotary_rows,
+    rounding_notes,
+    rounds_rows,
+    tensor_spec,
+    window_notes,
+)
 from olive_ext.model.encoder_spec import read_cross_inputs
-from olive_ext.model.rounding import has_step_scales, rounding_notes, rounds_rows
 from olive_ext.model.tensor_names import (
     EMBEDDING_NAMES,
     KV_NAMES,

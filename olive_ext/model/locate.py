@@ -3,6 +3,7 @@ model_config.json it leaves in an output folder."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +22,19 @@ from olive_ext.model.folders import (
     GENAI_CONFIG,
     OLIVE_RECORD,
     contents,
+    find_tokenizer,
     is_hub_name,
     olive_record,
     read_json,
     real_path,
     upwards,
 )
-from olive_ext.model.tokenizer_folder import find_tokenizer
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
     import onnx
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["onnx", "hf"]
 
@@ -48,6 +51,7 @@ def locate(
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
     root = real_path(path)
+    logger.debug("looking for the files of '%s'", path)
     decoder, rule = _find_decoder(root, onnx_file_name)
     weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)

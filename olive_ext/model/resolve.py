@@ -35,6 +35,9 @@ from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
 
+_KV_NOTES = ("past and present KV", "KV is returned grown")
+"""How the spec's note on the form of the cache begins."""
+
 _WHICH = ("model", "kind", "onnx_file_name", "tokenizer")
 """Settings that say where the files are; the others leave these as they were found."""
 
@@ -189,7 +192,8 @@ class ResolvedModel:
         yield Decision("providers", names, self.providers[0].origin, _tried(falls_back))
         yield Decision("context_length", spec.context_length, "max_length" if self.settings.max_length else "")
         kv_cache = "in_place" if spec.is_kv_in_place else "returned"
-        yield Decision("kv_cache", kv_cache, spec.notes[-1] if spec.notes else "")
+        reasons = (note for note in spec.notes if note.startswith(_KV_NOTES))
+        yield Decision("kv_cache", kv_cache, next(reasons, ""))
         windows = sum(tensor.window is not None for tensor in spec.kv)
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")

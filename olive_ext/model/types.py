@@ -184,42 +184,6 @@ class CrossInputs:
         return frozenset(tensor.name for tensor in (*self.states, *self.masks, *self.kv.values()))
 
 
-@dataclass(frozen=True)
-class FirstStepSpec:
-    """A graph that computes cross KV from the encoder's hidden states, and its inputs."""
-
-    outputs: Mapping[str, str]
-    """The decoder's input -> this graph's output."""
-
-    states: str
-    masks: tuple[TensorSpec, ...] = ()
-    tokens: tuple[TensorSpec, ...] = ()
-    """Token ids [B, S], whose shape it reads."""
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """How a source becomes the decoder's `CrossInputs`."""
-
-    kind: SourceKind
-    source: TensorSpec
-    """The encoder's input, [B, S] or [B, ...features]."""
-
-    mask: TensorSpec | None
-    """The encoder's input with a 1 for each token of the source."""
-
-    states: str
-    """The encoder's output of hidden states."""
-
-    outputs: Mapping[str, str]
-    """The decoder's input -> the encoder's output."""
-
-    masks: tuple[TensorSpec, ...] = ()
-    first_step: FirstStepSpec | None = None
-    unused: tuple[TensorSpec, ...] = ()
-    """Cross KV that nothing computes: the decoder does, from the hidden states; it is given none."""
-
-
 class Role(str, Enum):
     """What an input of the decoder carries. B rows, S new tokens of a row, W width of the mask."""
 

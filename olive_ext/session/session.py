@@ -19,8 +19,7 @@ from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
-from olive_ext.session.batch import Batch
-from olive_ext.session.turns import Turns
+from olive_ext.session.calls import Batch, Turns
 from olive_ext.text.convert import Converted, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
     GenerationOutput,

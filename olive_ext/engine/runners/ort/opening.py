@@ -199,7 +199,8 @@ class _Opener:
         if companion is None:
             raise ModelError(
                 f"'{self.model.files.decoder}' takes '{min(spec.cross.names)}' of an encoder, and none was found: "
-                "neither a genai_config.json names it (model.encoder.filename), nor is 'encoder_model.onnx' beside it"
+                "neither a genai_config.json names it (model.encoder.filename), nor is 'encoder_model.onnx' beside the "
+                "decoder"
             )
         proto = with_attention_bias(load_graph(companion.graph))
         file, first_step = self._first_step(spec)
