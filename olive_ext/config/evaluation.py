@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, not_bool, word
-from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, Reference
+from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, Reference, ReferenceConfig
 
 Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
@@ -99,13 +99,13 @@ class EvaluationConfig(EvaluationSettings):
         if kind == "auto" and self.model_class is not None:
             kind = "hf" if self.model_class == "hf" else "onnx"
         shared = {name: getattr(self, name) for name in ExecutionSettings.model_fields}
-        which = {"model": self.model.path, "kind": kind, "onnx_file_name": self.model.onnx_file_name}
-        return ModelSettings(**which, **shared)
+        which = {**self.model.model_dump(exclude={"path"}), "kind": kind}
+        return ModelSettings(model=self.model.path, **which, **shared)
 
     def reference_patch(self) -> dict[str, Any]:
         """What `reference` says of opening it, for `ModelSettings.of_reference`."""
         assert self.reference is not None
-        names = ("kind", "onnx_file_name", "execution_provider", "provider_options")
+        names = ReferenceConfig.model_fields.keys() & ModelSettings.model_fields.keys()
         return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
 
 

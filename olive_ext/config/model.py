@@ -49,7 +49,8 @@ class ModelConfig(Strict):
     model (folder or hub name)."""
 
     kind: Kind = "auto"
-    """"hf" runs the model through lm-eval's Hugging Face backend, as the baseline; "auto" decides by the files."""
+    """"hf" is a Hugging Face model; the evaluated one runs through lm-eval's Hugging Face backend, as the baseline.
+    "auto" decides by the files."""
 
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
@@ -124,6 +125,11 @@ class ModelSettings(OpenSettings):
         for name in {"model", "tokenizer"} & given.keys():
             given[name] = str(given[name])
         return cls.parse(given, where)
+
+    @property
+    def place(self) -> tuple[str, Kind, str | None, str | None]:
+        """The settings that say which files a model has: path, kind, ONNX file, tokenizer."""
+        return self.model, self.kind, self.onnx_file_name, self.tokenizer
 
     def patched(self, changes: Mapping[str, Any]) -> Self:
         """These settings with `changes`, which are validated already."""

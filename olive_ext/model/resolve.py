@@ -32,14 +32,11 @@ from olive_ext.model.decisions import (
 )
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
+from olive_ext.model.providers import providers_of
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
 """How the spec's note on the form of the cache begins."""
-
-_WHICH = ("model", "kind", "onnx_file_name", "tokenizer")
-"""Settings that say where the files are; the others leave these as they were found."""
 
 
 def resolve(
@@ -50,11 +47,9 @@ def resolve(
     `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
     accelerator names. Raises `ModelError` where there is no such model, or none of its kind.
     """
-    kind, reason = (settings.kind, "kind") if settings.kind != "auto" else (model_kind(settings.model), "by the files")
-    if kind == "hf":
-        files = locate_hf(settings.model, settings.tokenizer)
-    else:
-        files = locate(settings.model, settings.onnx_file_name, settings.tokenizer, tokenizer_candidates)
+    path, written, name, tokenizer = settings.place
+    kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
+    files = locate_hf(path, tokenizer) if kind == "hf" else locate(path, name, tokenizer, tokenizer_candidates)
     return ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
 
 
@@ -84,24 +79,14 @@ class ResolvedModel:
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
         settings = self.settings.patched(changes)
-        if any(getattr(settings, name) != getattr(self.settings, name) for name in _WHICH):
+        if settings.place != self.settings.place:
             return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)
 
     @cached_property
     def providers(self) -> tuple[Provider, ...]:
         """In order of preference; plugin libraries are registered first."""
-        if self.came_up:
-            return self.came_up
-        check_distributions()
-        register_libraries(self.settings.provider_libraries)
-        return resolve_providers(
-            self.settings.execution_provider,
-            self.settings.provider_options,
-            handed_over=self.handed_over,
-            genai_config=self.files.genai_config,
-            allow_cpu_fallback=self.settings.allow_cpu_fallback,
-        )
+        return self.came_up or providers_of(self.settings, self.files.genai_config, self.handed_over)
 
     @property
     def device(self) -> Device:
@@ -187,9 +172,8 @@ class ResolvedModel:
 
     def _of_graph(self) -> Iterator[Decision]:
         engine, spec = self.settings.engine, self.spec
-        falls_back = self.settings.allow_cpu_fallback and len(self.providers) > 1
         names = [provider.name for provider in self.providers]
-        yield Decision("providers", names, self.providers[0].origin, _tried(falls_back))
+        yield Decision("providers", names, self.providers[0].origin, _tried(len(names) > 1))
         yield Decision("context_length", spec.context_length, "max_length" if self.settings.max_length else "")
         kv_cache = "in_place" if spec.is_kv_in_place else "returned"
         reasons = (note for note in spec.notes if note.startswith(_KV_NOTES))
