@@ -1,4 +1,4 @@
-"""Opens the two models of an evaluation with a reference."""
+"""Opens the two models of an evaluation with a reference. Knows no task and no results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.run.opening import open_compared, open_model, resolve_candidate
-from olive_ext.run.reference.observer import Listener
+from olive_ext.run.reference.known_answers import KeptGenerations
+from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
     from olive_ext.backends.harness import LM
     from olive_ext.records import Records
 
 GENERATED = "generated.jsonl"
-"""The reference's greedy answers, beside its records."""
+"""The reference's greedy generations, in the folder of its records."""
 
 
 def records_root() -> Path:
@@ -27,7 +28,7 @@ def records_root() -> Path:
 
 
 class Models:
-    """Both models of `config`. Every model that is given is the caller's to close, but for `beside`."""
+    """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate."""
 
     def __init__(self, config: EvaluationConfig, progress: bool = False) -> None:
         self.config = config
@@ -42,7 +43,7 @@ class Models:
 
     @cached_property
     def other(self) -> ResolvedModel:
-        """The reference as it is run beside the evaluated model; see `ModelSettings.of_reference`."""
+        """The reference as it is run when both models are resident; see `ModelSettings.of_reference`."""
         return resolve(self.own.settings.of_reference(self.config.reference_patch()))
 
     @property
@@ -57,43 +58,41 @@ class Models:
         kind = {"kind": "hf"} if hasattr(lm, "model") else {}
         return getattr(lm, "resolved", None) or resolve(self.config.opening().patched(kind))
 
-    def reference(self, listener: Listener | None) -> LM:
-        """The reference alone, with the evaluated model's engine settings but no adapters of it. With a listener what
-        it says is recorded, and its generations are told.
+    def reference(self, observer: Observer | None) -> LM:
+        """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
+        its distributions are recorded, and its generations kept.
 
         It then gets the evaluated model's tokenizer, which spells alike, and windows that fit both models. Raises
         `ConfigError` where the tokenizers differ.
         """
         alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
-        if listener is None:
+        if observer is None:
             is_other_kind = alone.kind != self.own.kind
             config = self.config.model_copy(update={"model_args": {}}) if is_other_kind else self.config
             return open_model(alone, config, self.progress)
         self._check_tokenizers()
-        return self._recording(alone.patched({"tokenizer": self.own.files.tokenizer}), listener)
+        return self._recording(alone.patched({"tokenizer": self.own.files.tokenizer}), observer)
 
-    def candidate(self, listener: Listener | None) -> LM:
-        """The evaluated model. With a listener its targets are compared with the reference, and told."""
-        if listener is None:
+    def candidate(self, observer: Observer | None) -> LM:
+        """The evaluated model. With an observer its targets are compared with the reference."""
+        if observer is None:
             return open_model(self.own, self.config, self.progress)
         more = {} if self._length is None else {"max_length": self._length}
         reference = self._compared_with()
-        return open_compared(self.own, self.config, self.progress, observer=listener, reference=reference, **more)
+        return open_compared(self.own, self.config, self.progress, observer=observer, reference=reference, **more)
 
-    def beside(self, candidate: Any, listener: Listener) -> LM:
-        """The reference that is resident beside `candidate`, for generations, which are told; closed with it."""
-        return candidate.over(candidate.session.reference, listener)
+    def resident(self, candidate: Any, observer: Observer) -> Any:
+        """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
+        return candidate.over(candidate.session.reference, observer)
 
     def _compared_with(self) -> ResolvedModel | Records:
-        """The records where there are any; else the reference, to be resident beside the candidate."""
+        """The records where the reference ran alone; else the reference, to be resident with the candidate."""
         from olive_ext.records import Records
 
         return self.other if self._records is None else Records.read(self._records)
 
-    def _recording(self, model: ResolvedModel, listener: Listener) -> LM:
-        from olive_ext.backends.kept_generations import Generations, Overheard, RememberingLM
-
-        overheard, reference = Overheard(listener), self.config.reference
+    def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
+        reference = self.config.reference
         assert reference is not None
         record_to = {
             "folder": reference.records_dir or str(records_root()),
@@ -102,16 +101,17 @@ class Models:
             "seed": self.config.seed or 0,
         }
         own = self.own.context_length
-        lm: Any = open_compared(model, self.config, self.progress, observer=overheard, record_to=record_to)
+        lm: Any = open_compared(model, self.config, self.progress, record_to=record_to)
         if own is not None and own < lm.max_length:
             lm.close()
             model = model.patched({"max_length": own})
-            lm = open_compared(model, self.config, self.progress, observer=overheard, record_to=record_to)
+            lm = open_compared(model, self.config, self.progress, record_to=record_to)
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        generations = Generations(self._records / GENERATED, {"model": lm.answers_key()})
-        return RememberingLM(lm, overheard, generations, listener)
+        kept = KeptGenerations(self._records / GENERATED, {"model": lm.answers_key()}, observer)
+        lm.observer, lm.known_answers = kept.observe, kept
+        return lm
 
     def _check_tokenizers(self) -> None:
         from olive_ext.text.same import refuse_other_tokenizer, tokenizer_traits

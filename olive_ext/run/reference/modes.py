@@ -1,4 +1,4 @@
-"""How a configuration's reference is run: both models resident, or one after the other. Opens nothing."""
+"""Chooses how a configuration's reference is run: both models resident, or one after the other. Opens nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MEMORY_FACTOR = 2.0
 
 
 def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
-    """Compares with the reference of `models`; None where there is none, or it is the lm-eval model that is evaluated.
+    """The comparer with the reference of `models`; None without one, or where it is the evaluated lm-eval model itself.
 
-    `lm` is a model that is open already. Raises `ConfigError` for what does not go together.
+    `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
     config, reference = models.config, models.config.reference
     if reference is None:
@@ -41,8 +41,8 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
 
 
 def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
-    """As written; "auto" is resident where both models fit in the free memory and neither speed nor memory is asked
-    for."""
+    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
+    measured. Raises `ConfigError` for these measures of two resident models."""
     costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
@@ -69,7 +69,8 @@ def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
 
 
 def _fits(*models: ResolvedModel) -> bool:
-    """Only the host's memory can be told; on other devices the models take turns. So does one that is not here yet."""
+    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of a
+    model on the hub: such models take turns."""
     if not all(_is_on_host(model) for model in models):
         return False
     sizes = [model.size for model in models if model.size is not None]
