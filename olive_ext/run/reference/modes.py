@@ -69,8 +69,8 @@ def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
 
 
 def _fits(*models: ResolvedModel) -> bool:
-    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of a
-    model on the hub: such models take turns."""
+    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
+    a model on the hub: such models take turns."""
     if not all(_is_on_host(model) for model in models):
         return False
     sizes = [model.size for model in models if model.size is not None]
