@@ -1,4 +1,8 @@
-"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs."""
+"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs.
+
+Every room may import them from here; `ModelSettings` is the one declaration of how a model is opened. Knows no file, no
+model and no framework.
+"""
 
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.engine import EngineConfig

@@ -36,7 +36,7 @@ class EvaluationSettings(ExecutionSettings):
 
     model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
-    the Hugging Face baseline. None tells by the model."""
+    the Hugging Face baseline. None decides by the model's files."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""

@@ -133,7 +133,7 @@ class BucketPlan:
 
     @classmethod
     def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, is_compared: bool) -> BucketPlan:
-        """Raises `ConfigError` where the provider or the model cannot do what was asked for."""
+        """Raises `ConfigError` where the provider or the model cannot do what the settings demand."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
         if not (is_pinned or is_auto or config.graph_capture):

@@ -138,7 +138,7 @@ def _check_all_used(session: Any, providers: Sequence[Provider], name: str) -> N
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
-    """A provider's own failure is told from the model's by ONNX Runtime's words: it has no type for it."""
+    """Distinguishes a provider's failure from the model's by ONNX Runtime's words, which has no type for it."""
     reason = " ".join(str(error).split())
     if len(reason) > _REASON_CHARS:
         reason = reason[:_REASON_CHARS] + " ..."

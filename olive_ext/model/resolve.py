@@ -123,7 +123,7 @@ class ResolvedModel:
 
     @cached_property
     def buckets(self) -> BucketPlan:
-        """Which steps are padded to shape buckets. Raises `ConfigError` where that was asked for and cannot be."""
+        """Which steps are padded to shape buckets. Raises `ConfigError` where settings demand it in vain."""
         return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, is_compared=self.is_compared)
 
     @cached_property

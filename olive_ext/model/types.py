@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """A graph that works beside the decoder, and its external-data files."""
+    """A graph that the decoder needs (embedding, encoder, first step), and its external-data files."""
 
     graph: Path
     weights: tuple[Path, ...] = ()
@@ -50,7 +50,7 @@ class ModelFiles:
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
 
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
-    """Graphs that text needs beside the decoder, by what they do: "embedding" where it takes embeddings, not ids."""
+    """The other graphs that text needs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Provider:
 
     options: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
-    """Which setting asked for it."""
+    """The setting that names it."""
 
     plans_shapes: bool = False
     """It plans or compiles for every input shape that it meets."""

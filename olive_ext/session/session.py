@@ -93,7 +93,7 @@ class Session:
         """What was opened, resolved; None around an engine that a caller made."""
 
         self.reference: Session | None = None
-        """The reference that is open beside this model, to ask it alone."""
+        """The resident reference, as a session of its own: it scores and generates alone."""
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
