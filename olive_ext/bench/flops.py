@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 _PACKED = {"MatMulNBits", "MatMulBnb4"}

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.attention_bias import with_attention_bias
-from olive_ext.graph.cross import cross_graph
+from olive_ext.graph.attention_rewrites import with_attention_bias
+from olive_ext.graph.cross_attention import cross_graph
 
 FLOAT = TensorProto.FLOAT
 

@@ -1,6 +1,6 @@
-"""Which nodes treat every position by itself, so that they compute the same of a few rows as of all.
+"""Operators that treat every position by itself, so that they compute the same of a few rows as of all.
 
-A table of what is known; everything else counts as mixing positions. "Rows" are values [.., W] whose leading axes,
+A table of rules; an operator without a rule counts as mixing positions. "Rows" are values [.., W] whose leading axes,
 flattened, are the positions.
 """
 
@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 
 import onnx
 
-from olive_ext.graph.dims import factors
-from olive_ext.graph.edit import attribute
 from olive_ext.graph.head_pattern import NotUnderstood, Walk, domain, label
-from olive_ext.graph.value_shapes import REDUCTIONS, SKIPS
+from olive_ext.graph.nodes import attribute
+from olive_ext.graph.symbolic_dims import factors
+from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS
 
 _ELEMENT_WISE = frozenset(
     {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
     | {"HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "QuickGelu"}
     | {"Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh"}
+    | {"DequantizeLinear", "QuantizeLinear"}
 )
-_QUANTIZE = frozenset({"DequantizeLinear", "QuantizeLinear"})
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulNBits"})
-"""Those of floats: products of integers may have a scale or a zero point for each row."""
+"""Products of floats: those of integers may have a scale or a zero point for each row."""
 
 _DOMAINS = frozenset({"", "com.microsoft"})
 _SUM_AT = 3
@@ -31,7 +31,7 @@ _SUM_AT = 3
 
 
 class RowWise:
-    """Answers for the nodes of one graph. `rows` is a value whose leading axes are the positions."""
+    """The rules, applied to the nodes of one graph. `rows` is a value whose leading axes are the positions."""
 
     def __init__(self, walk: Walk, rows: str) -> None:
         self._walk = walk
@@ -59,12 +59,12 @@ class RowWise:
         return last if isinstance(last, int) else None
 
     def knows(self, node: onnx.NodeProto) -> bool:
-        """Whether the table has the operator."""
+        """Whether there is a rule for the node's operator."""
         return domain(node) in _DOMAINS and node.op_type in _RULES
 
     def carried(self, node: onnx.NodeProto, outputs: Sequence[str]) -> list[str]:
-        """The inputs that carry the rows, where `outputs` of the node are read. Raises NotUnderstood if it may mix them
-        or is not known."""
+        """The inputs that carry the rows, where `outputs` of the node are read. Raises NotUnderstood if the node may
+        mix rows, or there is no rule for it."""
         if not self.knows(node):
             raise self._refusal(node, "is not known to treat positions one by one")
         found = _RULES[node.op_type](self, node)
@@ -93,11 +93,11 @@ class RowWise:
             raise self._refusal(node, "does not only normalize the last axis")
         return self._with_parameters(node, 1)
 
-    def _skip(self, node: onnx.NodeProto) -> list[str]:
+    def _skip_norm(self, node: onnx.NodeProto) -> list[str]:
         return self._with_parameters(node, 2)
 
     def _with_parameters(self, node: onnx.NodeProto, num_rows: int) -> list[str]:
-        """The first inputs; the others must be constants of one axis."""
+        """The first `num_rows` inputs; the others must be constants of one axis."""
         for value in node.input[num_rows:]:
             if value and (value not in self._walk.constants or len(self._of.get(value, (0, 0))) != 1):
                 raise self._refusal(node, f"has the parameter '{value}', which may differ between rows")
@@ -109,19 +109,18 @@ class RowWise:
 
     def _reduction(self, node: onnx.NodeProto) -> list[str]:
         axes = self._walk.shapes.listed(node, "axes", 1)
-        return self._on_last_axis(node, axes is not None and len(axes) == 1 and attribute(node, "keepdims", 1), axes)
+        return self._on_last_axis(node, axes if attribute(node, "keepdims", 1) else None)
 
     def _slice(self, node: onnx.NodeProto) -> list[str]:
-        axes = self._walk.shapes.listed(node, "axes", 3)
-        return self._on_last_axis(node, axes is not None and len(axes) == 1, axes)
+        return self._on_last_axis(node, self._walk.shapes.listed(node, "axes", 3))
 
     def _split(self, node: onnx.NodeProto) -> list[str]:
-        return self._on_last_axis(node, True, (attribute(node, "axis", 0),))
+        return self._on_last_axis(node, (attribute(node, "axis", 0),))
 
-    def _on_last_axis(self, node: onnx.NodeProto, holds: object, axes: Sequence[object] | None) -> list[str]:
+    def _on_last_axis(self, node: onnx.NodeProto, axes: Sequence[object] | None) -> list[str]:
         rows, *others = node.input
-        is_last = self.is_rows(rows) and axes is not None and axes[:1] in ((-1,), (self.rank(rows) - 1,))
-        if not holds or not is_last or any(value and value not in self._walk.constants for value in others):
+        is_last = self.is_rows(rows) and axes is not None and tuple(axes) in ((-1,), (self.rank(rows) - 1,))
+        if not is_last or any(value and value not in self._walk.constants for value in others):
             raise self._refusal(node, "does not keep to the last axis")
         return [rows]
 
@@ -132,7 +131,7 @@ class RowWise:
         return list(node.input)
 
     def _reshape(self, node: onnx.NodeProto) -> list[str]:
-        """B and S are merged or split, and rows keep their width."""
+        """A reshape that merges or splits B and S, and keeps the rows' width."""
         rows, result = node.input[0], node.output[0]
         if not (self.is_rows(rows) and self.is_rows(result)) or self.width(rows) is None:
             raise self._refusal(node, "is not known to keep the rows")
@@ -145,10 +144,10 @@ class RowWise:
 
 
 _RULES: dict[str, Callable[[RowWise, onnx.NodeProto], list[str]]] = {
-    **dict.fromkeys(_ELEMENT_WISE | _QUANTIZE, RowWise._element_wise),
+    **dict.fromkeys(_ELEMENT_WISE, RowWise._element_wise),
     **dict.fromkeys(_PRODUCTS, RowWise._product),
     **dict.fromkeys(_NORMS, RowWise._norm),
-    **dict.fromkeys(SKIPS, RowWise._skip),
+    **dict.fromkeys(SKIP_NORMS, RowWise._skip_norm),
     **dict.fromkeys(REDUCTIONS, RowWise._reduction),
     "Concat": RowWise._concat,
     "Reshape": RowWise._reshape,

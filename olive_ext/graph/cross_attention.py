@@ -1,6 +1,6 @@
-"""Cuts the part that computes the cross-attention KV out of a decoder that returns them on its first step.
+"""The part of an encoder-decoder's decoder that computes the cross-attention KV, cut out as a model of its own.
 
-Knows exporters' decoders with and without a branch for a past, but no session.
+Knows exporters' decoders with and without an If over the past, but no session.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 import onnx
 from onnx import helper
 
-from olive_ext.graph.edit import subgraphs
+from olive_ext.graph.nodes import reads
 
 _HAS_PAST = "use_cache_branch"
 """The input by which a merged decoder chooses between its two graphs."""
 
 
 def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
-    """A new model that returns only `outputs` of `model` and holds only what they need.
+    """A new model that returns only `outputs` of `model` and holds only the nodes and weights that they need.
 
-    Where the decoder is one If over the input 'use_cache_branch', it is the branch without a past.
+    Where the decoder is one If over the input 'use_cache_branch', the graph without a past is taken.
     """
     graph = model.graph
     nodes = [inlined for node in graph.node for inlined in _without_past(node)]
@@ -29,7 +29,7 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
     kept: list[onnx.NodeProto] = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            needed.update(_reads(node))
+            needed.update(reads([node]))  # names made inside subgraphs do no harm
             kept.append(node)
     cut = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     cut.opset_import.extend(model.opset_import)
@@ -43,14 +43,14 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
 
 
 def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs without a past among `nodes`."""
+    """The graphs without a past, of those of `nodes` that choose by the past."""
     for node in nodes:
         if node.op_type == "If" and node.input[0] == _HAS_PAST:
             yield next(entry.g for entry in node.attribute if entry.name == "else_branch")
 
 
 def _without_past(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The node itself, or the nodes of its graph without a past, whose results keep the names that the node gives."""
+    """The node itself, or the nodes of its graph without a past, whose outputs keep the names of the node's outputs."""
     body = next(_bodies([node]), None)
     if body is None:
         yield node
@@ -59,13 +59,3 @@ def _without_past(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     for inner, outer in zip(body.output, node.output, strict=True):
         if inner.name != outer:
             yield helper.make_node("Identity", [inner.name], [outer])
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """What the node reads, its subgraphs included: names made inside them do no harm."""
-    names = {name for name in node.input if name}
-    for body in subgraphs(node):
-        names.update(output.name for output in body.output)
-        for inner in body.node:
-            names |= _reads(inner)
-    return names

@@ -1,4 +1,4 @@
-"""Reads a graph without its weights, and says where the weights lie.
+"""ONNX files: a graph read without its external weights, and the files in which those weights lie.
 
 Knows files and protobufs, but no session and no provider.
 """
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto as ModelProto
 
 from olive_ext.errors import ModelError
+from olive_ext.graph.nodes import nested_graphs
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -34,7 +35,7 @@ def external_locations(model: onnx.ModelProto) -> set[str]:
 
 
 def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy whose external weights lie in the files that `renames` names instead; others stay where they are.
+    """A copy of `model` that refers to its external weights by the file names of `renames`, old name to new.
 
     `model` itself where nothing is to be renamed: a copy of inline weights would take their size in memory.
     ONNX Runtime refuses a model from memory whose data file is a symbolic link, as in Hugging Face's cache; it takes
@@ -53,25 +54,17 @@ def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelPr
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor stored in the model: initializers, and attributes of nodes in graphs, subgraphs and functions."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    yield from _node_tensors(nodes)
+    for graph in (model.graph, *nested_graphs(nodes)):
+        yield from graph.initializer
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+        if graph is not model.graph:
+            yield from _node_tensors(graph.node)
 
 
 def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _graph_tensors(attribute.g)
-            for graph in attribute.graphs:
-                yield from _graph_tensors(graph)
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.dims import broadcast, factors, rest
+from olive_ext.graph.symbolic_dims import broadcast, factors, rest
 from olive_ext.graph.value_shapes import Shapes
 from tests.graph.heads import Parts
 

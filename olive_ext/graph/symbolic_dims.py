@@ -1,7 +1,11 @@
-"""Arithmetic on lengths that may be symbols: a number, a name, "B*S" for a product, None for what is not known."""
+"""Arithmetic on lengths of axes that may be symbols. Knows no graph.
+
+A length is a number, a name, "B*S" for a product, or None where it is not known.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 Dim = int | str | None
@@ -19,7 +23,7 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _common(sizes: Sequence[Dim]) -> Dim:
-    """Of one axis: what is not 1; None where two may differ, because one of them may be 1."""
+    """The broadcast length of one axis; None where two of `sizes` may differ, because one of them may be 1."""
     others = set(sizes) - {1}
     return 1 if not others else others.pop() if len(others) == 1 else None
 
@@ -35,7 +39,7 @@ def factors(dims: Sequence[Dim]) -> tuple[int | str, ...] | None:
 
 
 def rest(data: Sequence[Dim], dims: Sequence[Dim]) -> Dim:
-    """What is left of all elements of `data` behind division by `dims`."""
+    """The number of elements of shape `data` divided by that of `dims`; None where it is not known."""
     have, taken = factors(data), factors(dims)
     if have is None or taken is None:
         return None
@@ -45,20 +49,11 @@ def rest(data: Sequence[Dim], dims: Sequence[Dim]) -> Dim:
             if part not in symbols:
                 return None
             symbols.remove(part)
-    numbers = _times(have), _times(taken)
-    if not numbers[1] or numbers[0] % numbers[1]:
+    dividend, divisor = (math.prod(part for part in parts if isinstance(part, int)) for parts in (have, taken))
+    if not divisor or dividend % divisor:
         return None
-    number = numbers[0] // numbers[1]
-    if not symbols:
-        return number
-    return "*".join([*symbols, *([str(number)] if number != 1 else [])])
-
-
-def _times(parts: Sequence[int | str]) -> int:
-    product = 1
-    for part in parts:
-        product *= part if isinstance(part, int) else 1
-    return product
+    number = dividend // divisor
+    return "*".join([*symbols, *([str(number)] if number != 1 else [])]) if symbols else number
 
 
 def total(sizes: Sequence[Dim]) -> Dim:
@@ -68,7 +63,7 @@ def total(sizes: Sequence[Dim]) -> Dim:
 
 
 def known_length(shape: Shape | None) -> Shape | None:
-    """As many unknown numbers as a list of this shape has; None where that is not known."""
+    """A list of unknown numbers, one for each element of a value of one axis; None where its length is not known."""
     if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
         return None
     return (None,) * shape[0]

@@ -1,10 +1,11 @@
-"""Adds nodes to a graph under names that collide with nothing in it, and removes what is no longer needed.
+"""Nodes of a graph: added under names that collide with nothing in it, searched, and removed where nothing reads them.
 
 Knows ONNX's operator versions, but not what is being built.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ _AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 
 
 class NodeWriter:
-    """Appends nodes to `graph` in place; every method answers with the name of the value it made."""
+    """Appends nodes to `graph` in place; every method returns the name of the value that its nodes compute."""
 
     def __init__(self, graph: onnx.GraphProto, opset: int, prefix: str) -> None:
         if opset < OLDEST_OPSET:
@@ -50,8 +51,27 @@ class NodeWriter:
             return self.add(op, [value, self.integers([-1])], keepdims=keepdims)
         return self.add(op, [value], axes=[-1], keepdims=keepdims)
 
+    def sum_columns(self, values_RV: str, size: int | None) -> str:
+        """The sum over the last axis of `values_RV` [R, V], as [R, 1].
+
+        It is taken in two stages of about sqrt(V) elements where V = `size` is known and has such a divisor: that keeps
+        the error of sums of exponentials near 1e-6, whatever a device does.
+        """
+        block = 1 if size is None else largest_block(size)
+        if size is not None and block > 1:
+            blocks = self.add("Reshape", [values_RV, self.integers([-1, size // block, block])])
+            values_RV = self.reduce("ReduceSum", blocks)
+        return self.reduce("ReduceSum", values_RV, keepdims=1)
+
+    def shape(self, lead: Sequence[int], value: str, size: int | None) -> str:
+        """The shape [*lead, size of the last axis of `value`], computed at run time where `size` is not known."""
+        if size is not None:
+            return self.integers([*lead, size])
+        last = self.add("Gather", [self.add("Shape", [value]), self.integers([-1])], axis=0)
+        return self.add("Concat", [self.integers(lead), last], axis=0)
+
     def clone(self, node: onnx.NodeProto, renames: Mapping[str, str]) -> dict[str, str]:
-        """A copy of `node` over renamed inputs; answers with what each of its outputs is called now."""
+        """Adds a copy of `node` over renamed inputs; returns the new name of each of its outputs."""
         copy = self._graph.node.add()
         copy.CopyFrom(node)
         made = {output: self._fresh(node.op_type) for output in node.output if output}
@@ -99,21 +119,28 @@ class NodeWriter:
         self._names.add(name)
 
 
+def largest_block(size: int) -> int:
+    """The largest divisor of `size` up to its square root."""
+    return next(block for block in range(math.isqrt(size), 0, -1) if size % block == 0)
+
+
+def model_of(graph: onnx.GraphProto, opset: int, *domains: str) -> onnx.ModelProto:
+    """A model of its own around `graph`: version `opset` of ONNX's own operators, version 1 of the other `domains`."""
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 def default_opset(model: onnx.ModelProto) -> int:
     """The version of ONNX's own operators that the model is written in."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Names of all nodes and values, in subgraphs too."""
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield node.name
-        yield from node.input
-        yield from node.output
-        for subgraph in subgraphs(node):
-            yield from all_names(subgraph)
+    """Names of all nodes and values, those of subgraphs included."""
+    for body in (graph, *nested_graphs(graph.node)):
+        yield from (item.name for item in (*body.input, *body.output, *body.initializer))
+        for node in body.node:
+            yield from (node.name, *node.input, *node.output)
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -129,11 +156,28 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def drop_shape_hints(graph: onnx.GraphProto) -> None:
-    """Removes in place what the exporter noted of intermediate shapes, where a length in it is symbolic.
+def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The bodies of `nodes`, and the bodies of nodes inside them."""
+    for node in nodes:
+        for body in subgraphs(node):
+            yield body
+            yield from nested_graphs(body.node)
 
-    A hint may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all), and
-    ONNX Runtime puts values that seem equally large in one buffer, and then fails. What it needs it infers itself.
+
+def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """The values that nodes read, their subgraphs included, which may also name values of their own."""
+    nodes = list(nodes)
+    for body in nested_graphs(nodes):
+        nodes += body.node
+        yield from (output.name for output in body.output)
+    yield from (name for node in nodes for name in node.input if name)
+
+
+def drop_shape_hints(graph: onnx.GraphProto) -> None:
+    """Removes in place the shapes that the exporter noted for intermediate values, where a length in one is symbolic.
+
+    A noted shape may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all
+    tokens). ONNX Runtime then puts values that seem equally large in one buffer, and fails. It infers what it needs.
     """
     hints = ((index, value.type.tensor_type.shape.dim) for index, value in enumerate(graph.value_info))
     _delete(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
@@ -162,16 +206,7 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     _delete(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
 
 
-def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """The values that nodes read, their subgraphs included, which may also name values of their own."""
-    for node in nodes:
-        yield from (name for name in node.input if name)
-        for subgraph in subgraphs(node):
-            yield from reads(subgraph.node)
-            yield from (output.name for output in subgraph.output)
-
-
 def _delete(field: Any, indices: Iterable[int]) -> None:
-    """One by one: assigning what is left would copy it, weights included."""
+    """Deletes items of a repeated field one by one: assigning the others would copy them, weights included."""
     for index in sorted(indices, reverse=True):
         del field[index]

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.load import external_locations, load_graph, relocate
+from olive_ext.graph.onnx_file import external_locations, load_graph, relocate
 from tests.graph.heads import decoder, matmul
 
 

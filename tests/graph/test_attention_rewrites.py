@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.full_length import with_full_length_kv
+from olive_ext.graph.attention_rewrites import with_full_length_kv
 
 
 def _graph(*, windowed: tuple[bool, ...], length: int | str = "past_sliding_length") -> onnx.ModelProto:
