@@ -138,7 +138,8 @@ def default_opset(model: onnx.ModelProto) -> int:
 def all_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Names of all nodes and values, those of subgraphs included."""
     for body in (graph, *nested_graphs(graph.node)):
-        yield from (item.name for item in (*body.input, *body.output, *body.initializer))
+        yield from (value.name for value in (*body.input, *body.output))
+        yield from (tensor.name for tensor in body.initializer)
         for node in body.node:
             yield from (node.name, *node.input, *node.output)
 

@@ -8,6 +8,7 @@ Axes: N slots, H heads, L positions, D head size, S tokens, P past.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
@@ -66,7 +67,7 @@ def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     inputs += [_value("seqlens_k", TensorProto.INT32, [1]), _value("total_sequence_length", TensorProto.INT32, [])]
     outputs = [_value(OUTPUT, elem_type, tokens)]
     outputs += [_value(name, elem_type, [1, num_heads, "T", head_size]) for name in ("present_key", "present_value")]
-    heads = {"num_heads": num_heads, "kv_num_heads": num_heads}
+    heads: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": num_heads}
     names = [output.name for output in outputs]
     node = helper.make_node("GroupQueryAttention", INPUTS, names, domain="com.microsoft", **heads)
     return _serialized(helper.make_graph([node], "attention", inputs, outputs), "com.microsoft")
