@@ -25,7 +25,7 @@ from olive_ext.report.report_files import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:
-    from olive_ext.backends.recorder import Asked
+    from olive_ext.backends.request_recorder import RecordedRequest
 
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
 
@@ -73,9 +73,9 @@ class Bench:
         self._finished = True
         return self._keep(asked, work)
 
-    def _record(self, factor: int) -> Sequence[Asked]:
+    def _record(self, factor: int) -> Sequence[RecordedRequest]:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
-        from olive_ext.backends.recorder import record
+        from olive_ext.backends.request_recorder import record
 
         config = self.config
         asked = record(
@@ -89,7 +89,7 @@ class Bench:
         self._write(factor, asked)
         return asked
 
-    def _write(self, factor: int, asked: Sequence[Asked]) -> None:
+    def _write(self, factor: int, asked: Sequence[RecordedRequest]) -> None:
         write_texts({self._requests(factor): json.dumps([asdict(one) for one in asked])}, self._work_folder)
 
     def _requests(self, factor: int) -> Path:
@@ -139,7 +139,7 @@ class Bench:
         found = self._launch(job, 0).flops_per_second
         self._ceiling = max(found, self._ceiling or 0.0) or None
 
-    def _compare(self, asked: Sequence[Asked]) -> None:
+    def _compare(self, asked: Sequence[RecordedRequest]) -> None:
         """Holds every run's answers against the reference's, which may have come after them."""
         good = [name for name in _PREFERRED if chosen_runs(name, self._runs)]
         wanted = self.config.reference
@@ -154,7 +154,7 @@ class Bench:
                 found = compare(groups, _read_answers(self._answers(run)), expected)
                 self._runs[index] = replace(run, agreement=found)
 
-    def _measure_growth(self, asked: Sequence[Asked], work: Work | None) -> None:
+    def _measure_growth(self, asked: Sequence[RecordedRequest], work: Work | None) -> None:
         for factor in self.config.growth:
             self._record(factor)
             run = self._launch(replace(self._job(OURS, None, 0, factor), answers=os.devnull), 0)
@@ -175,7 +175,7 @@ class Bench:
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 
-    def _keep(self, asked: Sequence[Asked], work: Work | None) -> Summary:
+    def _keep(self, asked: Sequence[RecordedRequest], work: Work | None) -> Summary:
         """Writes bench.json, bench.md and bench.png from what is known so far."""
         summary = summarize(
             self.backends,
@@ -193,7 +193,7 @@ class Bench:
         return summary
 
     def _facts(self, summary: Summary, work: Work | None) -> dict[str, Any]:
-        from olive_ext.backends.versions import versions
+        from olive_ext.backends.package_versions import versions
 
         return {
             "finished": self._finished,
@@ -213,7 +213,7 @@ def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda l
     return Bench(config, launch, say).run()
 
 
-def _spread(asked: Sequence[Asked], number: int) -> list[Asked]:
+def _spread(asked: Sequence[RecordedRequest], number: int) -> list[RecordedRequest]:
     """The requests of `number` documents, evenly spread."""
     documents = list(dict.fromkeys((one.task, one.document) for one in asked))
     chosen = set(documents[:: max(1, len(documents) // max(1, number))][:number])

@@ -11,7 +11,7 @@ from olive_ext.errors import ModelError
 from olive_ext.model import locate, model_kind, size_on_disk
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
+    from olive_ext.backends.lm_eval_run import LM
 
 Kind = Literal["onnx", "hf"]
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.versions import versions
+from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ModelError
 from olive_ext.model import content_hash, locate

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.failures import one_line
 from olive_ext.config import EvaluationConfig, EvaluationSettings
-from olive_ext.errors import OliveExtError, RunError
+from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks

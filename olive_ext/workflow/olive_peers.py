@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.peers import Opening, given_threads
+from olive_ext.backends.peer_backends import Opening, fixed_threads
 from olive_ext.model import locate, resolve_providers
 
 OLIVE_PEERS = ("olive-ort", "olive-ortgenai")
@@ -23,7 +23,7 @@ def open_olive(name: str, opening: Opening, staging: Path) -> Any:
 
     files = locate(opening.model)
     batch_size, provider = opening.batch_size or 1, opening.execution_provider
-    with given_threads(opening.num_threads):
+    with fixed_threads(opening.num_threads):
         if name == "olive-ort":
             graph = files.decoder
             if not files.hf_config and opening.hf is not None:

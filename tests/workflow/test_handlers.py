@@ -11,7 +11,7 @@ import pytest
 from olive.hardware.accelerator import Device
 from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
 
-from olive_ext.backends.harness import chosen_template
+from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.workflow.handlers import (

@@ -27,8 +27,8 @@ from olive_ext.run.samples import Fields
 
 if TYPE_CHECKING:
     from olive_ext.backends.answers import Answers
-    from olive_ext.backends.harness import LM
-    from olive_ext.backends.tasks import LoadedTasks, Seeds
+    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 Mode = Literal["recorded", "resident", "answers"]
 
@@ -127,7 +127,7 @@ class Comparer:
 
     def _ask(self, lm: LM, listener: Listener | None) -> Side:
         from olive_ext.backends.answers import read_answers
-        from olive_ext.backends.harness import run_tasks
+        from olive_ext.backends.lm_eval_run import run_tasks
 
         results = run_tasks(lm, self._tasks, self._config, seeds=self._seeds, progress=self._progress, log_samples=True)
         answers = read_answers(results.pop("samples"), self._tasks.tasks)

@@ -1,4 +1,7 @@
-"""How a context and its continuation become token ids: lm-eval's rule, completed where it has no answer."""
+"""The encoding of a context and its continuation: lm-eval's rule, and ours where that leaves a side without tokens.
+
+Knows no model.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from olive_ext.text.tokenizer import Tokenizer
 
 
 class CompletePairs(TemplateLM):  # type: ignore[misc]
-    """Mixed into a model whose `pair_tokenizer` follows the model's own settings."""
+    """A mix-in for models of lm-eval; its `pair_tokenizer` follows the model's own settings."""
 
     @property
     def pair_tokenizer(self) -> Tokenizer:
-        """The tokenizer that cuts where lm-eval cannot."""
+        """The tokenizer that splits the pairs which lm-eval's rule cannot split."""
         raise NotImplementedError
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """HFLM's cut; where that leaves one side without tokens, the tokenizer's, before the token that spans it."""
+        """HFLM's cut; where that leaves one side without tokens, a cut before the token that spans the join."""
         if context:
             pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
             if all(pair):

@@ -1,4 +1,7 @@
-"""What lm-eval would ask a model: a stand-in that keeps the requests, so that several backends get the same ones."""
+"""The requests that lm-eval makes of a model, recorded by a stand-in, so that several backends get the same ones.
+
+Knows no backend.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any, Literal
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from olive_ext.backends.harness import run_tasks
-from olive_ext.backends.tasks import Seeds, load_tasks
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
 
@@ -19,8 +22,8 @@ Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request: lm-eval's arguments, and the task and document that it belongs to."""
+class RecordedRequest:
+    """One request: lm-eval's arguments, and the task and document to which it belongs."""
 
     kind: Kind
     args: tuple[Any, ...]
@@ -31,14 +34,16 @@ class Asked:
 class _Recorder(LM):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Asked] = []
+        self.requests: list[RecordedRequest] = []
 
     def _keep(self, kind: Kind, requests: Sequence[Instance]) -> None:
         for request in requests:
             args = tuple(request.args)
             if len(args) > 2:
                 raise TaskError(f"task '{request.task_name}' asks with images or sound, which is not compared")
-            self.asked.append(Asked(kind, copy.deepcopy(args), str(request.task_name), int(request.doc_id)))
+            self.requests.append(
+                RecordedRequest(kind, copy.deepcopy(args), str(request.task_name), int(request.doc_id))
+            )
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self._keep("loglikelihood", requests)
@@ -61,7 +66,7 @@ def record(
     num_fewshot: int | None,
     gen_kwargs: dict[str, Any],
     seed: int | None,
-) -> list[Asked]:
+) -> list[RecordedRequest]:
     """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
     seeds = Seeds.of(seed)
     settings = EvaluationSettings(
@@ -69,13 +74,13 @@ def record(
     )
     recorder = _Recorder()
     run_tasks(recorder, load_tasks(tasks, include_path, seeds), settings, seeds=seeds)
-    if not recorder.asked:
+    if not recorder.requests:
         raise TaskError(f"tasks {list(tasks)} ask nothing of a model")
-    return recorder.asked
+    return recorder.requests
 
 
-def instances(asked: Sequence[Asked]) -> list[Instance]:
-    """Requests of one kind as lm-eval hands them to a model; the model may change them."""
+def instances(requests: Sequence[RecordedRequest]) -> list[Instance]:
+    """Requests of one kind as lm-eval passes them to a model: copies, since the model may change them."""
     return [
         Instance(
             request_type=one.kind,
@@ -84,5 +89,5 @@ def instances(asked: Sequence[Asked]) -> list[Instance]:
             idx=index,
             metadata=(one.task, one.document, 1),
         )
-        for index, one in enumerate(asked)
+        for index, one in enumerate(requests)
     ]

@@ -1,4 +1,7 @@
-"""The backends that ours is compared with: lm-eval's own, opened on the same model with the same number of threads."""
+"""Peers: lm-eval's own backends, which ours is compared with, opened on the same model with as many threads.
+
+Knows no request and no clock.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from olive_ext.errors import ConfigError
 
 @dataclass(frozen=True)
 class Opening:
-    """How a backend is opened. None leaves a backend its own default."""
+    """The arguments with which every backend is opened. None leaves a backend its own default."""
 
     model: str
     hf: str | None = None
@@ -32,13 +35,10 @@ class Opening:
 
 
 def open_backend(name: str, opening: Opening) -> LM:
-    """One of lm-eval's backends, or ours. What it raises is its own."""
-    return {
-        "olive-ext": _open_ours,
-        "hf": _open_hf,
-        "onnxruntime": _open_onnxruntime,
-        "onnxruntime-genai": _open_genai,
-    }[name](opening)
+    """Opens one of lm-eval's backends, or ours; exceptions of the backend pass unchanged."""
+    if name in ("onnxruntime", "onnxruntime-genai"):
+        return _open_onnx(name, opening)
+    return _open_hf(opening) if name == "hf" else _open_ours(opening)
 
 
 def _open_ours(opening: Opening) -> LM:
@@ -70,33 +70,24 @@ def _open_hf(opening: Opening) -> LM:
     )
 
 
-def _open_onnxruntime(opening: Opening) -> LM:
+def _open_onnx(name: str, opening: Opening) -> LM:
+    from lm_eval.models.onnxruntime_genai import ONNXRuntimeGenAILM
     from lm_eval.models.onnxruntime_ort import ONNXRuntimeLM
 
-    with given_threads(opening.num_threads):
-        return ONNXRuntimeLM(opening.model, **_onnx_arguments(opening))
-
-
-def _open_genai(opening: Opening) -> LM:
-    from lm_eval.models.onnxruntime_genai import ONNXRuntimeGenAILM
-
-    with given_threads(opening.num_threads):
-        return ONNXRuntimeGenAILM(opening.model, **_onnx_arguments(opening))
-
-
-def _onnx_arguments(opening: Opening) -> dict[str, Any]:
-    return {
-        "execution_provider": opening.execution_provider,
-        "max_length": opening.max_length,
-        "provider_options": dict(opening.provider_options),
-    }
+    with fixed_threads(opening.num_threads):
+        return {"onnxruntime": ONNXRuntimeLM, "onnxruntime-genai": ONNXRuntimeGenAILM}[name](
+            opening.model,
+            execution_provider=opening.execution_provider,
+            max_length=opening.max_length,
+            provider_options=dict(opening.provider_options),
+        )
 
 
 @contextmanager
-def given_threads(number: int | None) -> Iterator[None]:
-    """While this is open, both libraries' models are opened with `number` threads: no peer has a setting for it.
+def fixed_threads(number: int | None) -> Iterator[None]:
+    """Inside, ONNX Runtime and onnxruntime-genai open models with `number` threads: no peer has a setting for it.
 
-    None changes nothing. Raises `ConfigError` where the installed onnxruntime-genai cannot be told.
+    None changes nothing. Raises `ConfigError` where the installed onnxruntime-genai has no way to set it.
     """
     if number is None:
         yield

@@ -1,4 +1,4 @@
-"""Drives lm-eval: one model, tasks that are loaded already, results and samples back. Knows no kind of model."""
+"""One run of lm-eval: from a model and loaded tasks to results and samples. Knows no kind of model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import lm_eval
 from lm_eval.api.model import LM, CacheHook
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from olive_ext.backends.failures import named_failures
-from olive_ext.backends.lm_eval_patches import lightened
-from olive_ext.backends.tasks import LoadedTasks, Seeds
+from olive_ext.backends.lm_eval_patches import patched_lm_eval
+from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, named_failures
 
 __all__ = ["LM", "run_tasks", "sample_line"]
 
@@ -30,15 +29,15 @@ def run_tasks(
     progress: bool = False,
     log_samples: bool = False,
 ) -> dict[str, Any]:
-    """lm-eval's results; with `samples` where `settings.sample_log_num` asks for any, or `log_samples` does, and with
+    """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and with
     `chat_template_sha` where a chat template is applied.
 
-    Answers are kept in and taken from the database `<cache_stem>_rank0.db`. Raises `TaskError` for what a task, its
-    data or a setting cannot do, `RunError` where the machine fails.
+    Answers are cached in the database `<cache_stem>_rank0.db`. Raises `TaskError` where a task, its data or a setting
+    cannot be evaluated, `RunError` where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
-        lightened(progress),
+        patched_lm_eval(progress),
         chosen_template(lm, settings.apply_chat_template),
         _cache_closed(lm),
     ):
@@ -68,16 +67,16 @@ def run_tasks(
 
 
 def _template_sha(lm: LM) -> str | None:
-    """As lm-eval's command line tells it: SHA-256 of the template that was applied; None where there is none to tell,
-    since a server applies it."""
+    """SHA-256 of the template that was applied, as lm-eval's command line reports it; None where a server applies the
+    template, so that it is not known."""
     template = lm.chat_template(True)
     return hash_string(template) if template else None
 
 
 @contextmanager
 def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
-    """The chat template `name` of several: lm-eval only reports the name, and transformers takes one that it does not
-    know for a template. Raises `ConfigError` for a name the tokenizer lacks."""
+    """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
+    uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
     if isinstance(name, bool):
         yield
         return
@@ -97,7 +96,8 @@ def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
 
 @contextmanager
 def _cache_closed(lm: LM) -> Iterator[None]:
-    """Answers are written by a thread of the database; closing it waits for that, also behind an interruption."""
+    """Closes the database of answers at the end: a thread writes to it, and closing waits for that, also after an
+    interruption."""
     try:
         yield
     finally:

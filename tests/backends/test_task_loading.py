@@ -12,7 +12,7 @@ import tqdm
 from lm_eval.tasks import TaskManager
 
 from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
-from olive_ext.backends.tasks import Seeds, _find, load_tasks
+from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
 

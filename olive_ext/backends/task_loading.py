@@ -1,4 +1,4 @@
-"""Finds and loads lm-eval tasks before any model is opened. Knows no model.
+"""The loading of lm-eval tasks, which comes before any model is opened. Knows no model.
 
 lm-eval's own start reads all its 14,000 task files (10 to 45 s). They are read only where a name is a group, a tag, or
 lies in a file of another name.
@@ -22,15 +22,14 @@ import torch
 import yaml
 from lm_eval.tasks import TaskManager
 
-from olive_ext.backends.failures import named_failures
-from olive_ext.errors import TaskError
+from olive_ext.errors import TaskError, named_failures
 
 Spec = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """The four seeds of lm-eval, in its own defaults."""
+    """The four seeds of lm-eval, with its own defaults."""
 
     python: int = 0
     numpy: int = 1234
@@ -50,10 +49,10 @@ class Seeds:
 
 
 class LoadedTasks:
-    """Stands in for lm-eval's `TaskManager`: `load` answers with the tasks that are loaded already.
+    """Stands in for lm-eval's `TaskManager`: `load` returns the tasks that are loaded already.
 
-    The generators are put back to where they stood behind the loading, so that what lm-eval draws afterwards is what
-    it would have drawn had it loaded the tasks itself.
+    It also restores the states that the random generators had after loading, so that lm-eval draws the same numbers as
+    if it had loaded the tasks itself.
     """
 
     def __init__(self, manager: TaskManager, loaded: Mapping[str, Any]) -> None:
@@ -120,7 +119,7 @@ def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
 
 
 def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], list[str]]:
-    """The spec as lm-eval's `TaskManager` over `index` takes it, and the names it needs that `index` lacks."""
+    """The spec as lm-eval's `TaskManager` over `index` accepts it, and the names in it that `index` lacks."""
     if isinstance(spec, Mapping):
         if "task" not in spec and "group" not in spec:
             raise TaskError(f"an inline task needs the key 'task' or 'group', this one has {sorted(spec)}")
@@ -137,7 +136,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
 
 
 def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[str]:
-    """Names that a group refers to and that `index` lacks; lm-eval would take them for new, empty tasks."""
+    """Names that a group refers to and that `index` lacks; lm-eval would treat them as new, empty tasks."""
     members = config.get("task") if "group" in config else None
     for member in members if isinstance(members, list) else []:
         if isinstance(member, str):
@@ -153,7 +152,7 @@ def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[st
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads a task file without importing the functions it names."""
+    """Reads a task file without importing the functions that it names."""
 
 
 _Reader.add_multi_constructor("!", lambda loader, suffix, node: None)

@@ -1,4 +1,4 @@
-"""What tasks say about their metrics: in their files, without loading data, or once they are loaded. Knows no model."""
+"""The metrics that tasks declare: read from their files, without loading data, or from loaded tasks. Knows no model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from olive_ext.backends.failures import named_failures
-from olive_ext.backends.tasks import LoadedTasks, Spec, shipped_file, task_folders
+from olive_ext.backends.task_loading import LoadedTasks, Spec, shipped_file, task_folders
+from olive_ext.errors import named_failures
 
 Declared = dict[str, Collection[str] | None]
 """Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
@@ -19,8 +19,8 @@ Declared = dict[str, Collection[str] | None]
 def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> Declared | None:
     """Every task of `specs` to the metrics in its `metric_list`; None for one without such a list, or with functions.
 
-    None altogether where a name is a group, a tag, or lies in a file of another name: only loading tells what those
-    hold. Raises `TaskError` for a missing folder or a broken file.
+    None altogether where a name is a group, a tag, or lies in a file of another name: their tasks are only known once
+    they are loaded. Raises `TaskError` for a missing folder or a broken file.
     """
     with named_failures("the tasks' metrics cannot be read", machine=()):
         index = TaskManager(include_path=task_folders(include_path), include_defaults=False).task_index
@@ -31,26 +31,26 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
 
 
 def loaded_metrics(loaded: LoadedTasks) -> Declared:
-    """The metrics of loaded tasks, and of the groups that sum any up."""
+    """The metrics of loaded tasks, and of the groups that aggregate any."""
     tasks = {name: _with_filters(task.aggregation(), _filters(task)) for name, task in loaded.tasks.items()}
     groups = {name: _of_group(group) for name, group in loaded.groups.items()}
     return {**tasks, **{name: metrics for name, metrics in groups.items() if metrics}}
 
 
 def _of_group(group: Any) -> frozenset[str]:
-    """A metric without filters is summed up for all that the tasks have."""
+    """The metrics that a group aggregates; one without filters is aggregated for all filters of the tasks."""
     of_tasks = {name for task in group.get_all_tasks() for name in _filters(task)}
     listed = group.aggregate_metric_list or ()
     return frozenset(name for item in listed for name in _with_filters([item.metric], item.filter_list or of_tasks))
 
 
 def _filters(task: Any) -> list[str]:
-    """A task that is a class of its own says nothing in its configuration."""
+    """The filters of a task; a task that is a Python class has no configuration to read them from."""
     return _filter_names(getattr(task.config, "filter_list", None))
 
 
 def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Empty where no file says anything of the task."""
+    """The task's configuration; empty where no file holds one."""
     if isinstance(spec, Mapping):
         return spec
     path = index[spec].yaml_path if spec in index else shipped_file(spec)
@@ -60,7 +60,7 @@ def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _names(metric_list: Any, filter_list: Any) -> frozenset[str] | None:
-    """A metric that is a function has no name of its own here."""
+    """The metrics of a `metric_list`; None where one is a function, whose name is not known here."""
     entries = metric_list if isinstance(metric_list, list) else []
     names = [str(entry.get("metric")) for entry in entries if isinstance(entry, Mapping)]
     is_known = names and not any("." in name for name in names)
@@ -68,7 +68,7 @@ def _names(metric_list: Any, filter_list: Any) -> frozenset[str] | None:
 
 
 def _filter_names(filter_list: Any) -> list[str]:
-    """lm-eval's name for no filter is "none"."""
+    """The names in a `filter_list`; lm-eval's name for no filter is "none"."""
     return [str(entry["name"]) for entry in filter_list or ()] or ["none"]
 
 

@@ -1,55 +1,59 @@
-"""When a generation ends and where its text is cut: stop ids of the model, stop strings of the request.
+"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request.
 
-A stop string may begin and end inside tokens. Special tokens count while stops are looked for ("<|im_end|>" may be a
-stop) and are left out of the text that comes back.
+A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
+stop) and are left out of the returned text. Knows no engine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError
 from olive_ext.text.tokenizer import Tokenizer
 
-# What a decoder shows for bytes that are no whole character; at the end of a text the rest may still come.
 _INCOMPLETE = "\ufffd"
-# More held-back tokens than any one character is made of: those bytes will never become one.
+"""What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
+
 _MAX_HELD = 16
+"""More tokens held back than any one character is made of: their bytes will never become one."""
 
 
 def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str, Any]) -> frozenset[int]:
-    """Ids that end a generation: the tokenizer's EOS, and those of the first file that names any.
-
-    genai_config.json, then generation_config.json and config.json in `directory`. Each may hold one id or a list.
-    """
+    """Ids that end a generation: the tokenizer's EOS, and `eos_token_id` of the model's configurations."""
     own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    sections = [genai_config.get("model", {}), *read_configs(directory)]
-    for section in sections:
-        named = section.get("eos_token_id")
-        if named is not None:
-            return frozenset(own | ({named} if isinstance(named, int) else set(named)))
-    return frozenset(own)
+    return frozenset(own.union(_first_named("eos_token_id", directory, genai_config)))
 
 
-def read_configs(directory: Path) -> list[dict[str, Any]]:
-    """generation_config.json and config.json in `directory`, those that are there."""
-    configs = []
-    for name in ("generation_config.json", "config.json"):
-        path = directory / name
+def read_start(directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations."""
+    return tuple(_first_named("decoder_start_token_id", directory, genai_config))
+
+
+def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[int]:
+    """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
+    in `directory`. Each may hold one id or a list; empty where none has any."""
+    for section in (genai_config.get("model", {}), *_read_configs(directory)):
+        if (named := section.get(key)) is not None:
+            return [named] if isinstance(named, int) else list(named)
+    return ()
+
+
+def _read_configs(directory: Path) -> Iterator[dict[str, Any]]:
+    """generation_config.json and config.json in `directory`, as far as they exist."""
+    for path in (directory / "generation_config.json", directory / "config.json"):
         if path.is_file():
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise ModelError(f"'{path}' is not valid JSON: {error}") from error
-            configs.append(content if isinstance(content, dict) else {})
-    return configs
+            yield content if isinstance(content, dict) else {}
 
 
 class StopChecker:
-    """Looks for `stops` in one growing list of tokens; serves as `Generation.is_finished`.
+    """Searches one growing list of tokens for `stops`; serves as `Generation.is_finished`.
 
     Each call decodes only the tokens since the last whole character and the few before them that give the decoder its
     context, so that n tokens cost O(n).
@@ -71,7 +75,7 @@ class StopChecker:
         self._tail = ""
 
     def __call__(self, tokens: Sequence[int]) -> bool:
-        """Whether the text of `tokens` contains a stop. Expects to be called after each token."""
+        """Whether the text of `tokens` contains a stop. To be called after each token."""
         if len(tokens) < self._read:  # another sequence, or this one generated anew
             self._restart()
         fresh = self._decode(tokens[self._begin :])[len(self._context) :]
@@ -97,7 +101,7 @@ class StopChecker:
         return text[: self._find(text)]
 
     def _split(self, tokens: Sequence[int], text: str, cut: int) -> tuple[Sequence[int], str]:
-        """The tokens whose text ends at or before `cut`, and what stands between their end and `cut`."""
+        """The tokens whose text ends at or before `cut`, and the text between their end and `cut`."""
         low, high = 0, len(tokens)
         while low < high:
             middle = (low + high + 1) // 2

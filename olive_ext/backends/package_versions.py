@@ -1,4 +1,4 @@
-"""Versions of what decides the numbers, as installed. Imports none of it."""
+"""Installed versions of the packages that decide an evaluation's numbers. Imports none of them."""
 
 from __future__ import annotations
 

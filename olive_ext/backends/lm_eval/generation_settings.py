@@ -1,6 +1,6 @@
-"""lm-eval's generation settings as a `GenerationRequest`, and the tokens that come back as lm-eval's answer.
+"""lm-eval's generation settings, converted to a `GenerationRequest`, and generated tokens to lm-eval's answer.
 
-Reads `gen_kwargs` with lm-eval's own helpers, so that aliases and defaults are its own. Knows no session.
+Reads `gen_kwargs` with lm-eval's own helpers, so that aliases and defaults are lm-eval's. Knows no session.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_cache": (True,),
     "early_stopping": (True, False),
 }
-"""Settings that other backends take and that we do not, with the values that change nothing."""
+"""Settings of other backends that this one does not have, with the values that change nothing."""
 
 _KNOWN = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length"})
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """One `gen_kwargs`, read. `until` holds the EOS text as well."""
+    """The settings of one `gen_kwargs`. `until` holds the EOS text as well."""
 
     max_gen_toks: int
     until: tuple[str, ...]
@@ -49,7 +49,7 @@ class GenerationSettings:
 
     @classmethod
     def read(cls, gen_kwargs: Mapping[str, Any], default_max_gen_toks: int, eos: str | None, seed: int) -> Self:
-        """Leaves `gen_kwargs` as it is. Raises `TaskError` for a setting that we cannot follow."""
+        """Reads `gen_kwargs` without changing it. Raises `TaskError` for a setting that is not supported."""
         kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
         for name, value in kwargs.items():
             if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
@@ -93,7 +93,7 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class Thinking:
-    """Where a model's reasoning ends. `end` is text, a token id, or None for models that do not reason aloud."""
+    """Where a model's reasoning ends: `end` is a text, a token id, or None for models that write no reasoning."""
 
     end: str | int | None
     tokenizer: Tokenizer
@@ -106,7 +106,8 @@ class Thinking:
         return thinking if special is None else cls(special, tokenizer)
 
     def stops(self, until: Sequence[str]) -> tuple[str, ...]:
-        """What may end the generation. Plain text may occur in the reasoning and is only cut at afterwards."""
+        """The texts of `until` that may end the generation. Plain text may occur in the reasoning, so that the
+        answer is only cut there afterwards."""
         if self.end is None:
             return tuple(until)
         return tuple(stop for stop in until if self._special_id(stop) is not None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.backends.lm_eval.slices import encoded_slices
+from olive_ext.backends.lm_eval.instances import encoded_slices
 
 
 @given(items=st.lists(st.text("ab", max_size=4), max_size=20), size=st.integers(1, 6))

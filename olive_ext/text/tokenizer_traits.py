@@ -1,6 +1,6 @@
-"""Whether two tokenizers spell texts with the same ids. Knows no model.
+"""Traits of a tokenizer that decide its ids, and the refusal of a reference whose tokenizer has others. Knows no model.
 
-Only what decides ids is compared: which special token begins or ends a text is not, since both models get one's ids.
+The special tokens that begin or end a text are not compared, since both models get the ids of one tokenizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBES = (
 
 
 def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What decides a tokenizer's ids, as JSON-ready digests by name."""
+    """Everything that decides a tokenizer's ids, as JSON-ready digests by name."""
     vocabulary = sorted(tokenizer.hf.get_vocab().items())
     added = sorted((number, str(token)) for number, token in tokenizer.hf.added_tokens_decoder.items())
     return {
@@ -59,7 +59,7 @@ def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, 
 
 
 def _merges(tokenizer: Tokenizer) -> Any:
-    """The merges of byte pair encoding, in order; None where a tokenizer has none or does not tell."""
+    """The merges of byte pair encoding, in order; None where a tokenizer has none or does not expose them."""
     backend = getattr(tokenizer.hf, "backend_tokenizer", None)
     return json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
-from olive_ext.text.stopping import StopChecker, read_stop_ids
+from olive_ext.text.generation_bounds import StopChecker, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level
 
