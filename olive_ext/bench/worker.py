@@ -83,7 +83,7 @@ def open_lm(job: Job) -> Any:
 
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
-        from olive_ext.workflow.olive_peers import open_olive
+        from olive_ext.workflow.olive_backends import open_olive
 
         return open_olive(job.backend, opening, Path(job.staging))
     return open_backend(job.backend, opening)

@@ -12,9 +12,8 @@ from olive.model import ModelConfig
 
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
-from olive_ext.workflow.fingerprint import environment
-from olive_ext.workflow.input_model import settled, with_reference
-from olive_ext.workflow.running import Run, running
+from olive_ext.workflow.current_run import Run, running, settled, with_reference
+from olive_ext.workflow.evaluation_cache import environment
 
 
 def settings(reference: Any = "input_model") -> EvaluationSettings:

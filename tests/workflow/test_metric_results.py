@@ -12,7 +12,7 @@ from olive.evaluator.metric_result import MetricResult
 from olive_ext.config import EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
-from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_asked
+from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
 
@@ -110,9 +110,9 @@ def test_metric_of_a_type_without_an_answer_is_refused() -> None:
 
 def test_declared_size_asks_for_the_size() -> None:
     settings = EvaluationSettings.parse({"tasks": ["a"]})
-    wanted = with_asked(settings, [declared("size", "bytes", "size_on_disk")])
+    wanted = with_measurements(settings, [declared("size", "bytes", "size_on_disk")])
     assert wanted.tasks == ["a", "size_on_disk"]
-    assert with_asked(settings, [declared("a", "accuracy_score")]) is settings
+    assert with_measurements(settings, [declared("a", "accuracy_score")]) is settings
     assert to_metric_result(Report(metrics=(ACC, PERPLEXITY))).keys() == {
         "tiny_choice-acc",
         "tiny_rolling-word_perplexity",
@@ -123,7 +123,7 @@ def test_declared_throughput_is_tokens_per_second() -> None:
     speed = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
     assert value(declared("speed", "avg", "throughput"), Report(metrics=(ACC, speed))) == 1234.5
     settings = EvaluationSettings.parse({"tasks": ["a"]})
-    assert with_asked(settings, [declared("s", "avg", "throughput")]).tasks == ["a", "tokens_per_second"]
+    assert with_measurements(settings, [declared("s", "avg", "throughput")]).tasks == ["a", "tokens_per_second"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_declared_throughput_is_tokens_per_second() -> None:
     ],
 )
 def test_bound_on_a_cost_asks_for_it(bound: dict[str, Any], tasks: list[str]) -> None:
-    assert with_asked(WorkflowSettings.parse({"tasks": ["a"], "require": [bound]})).tasks == tasks
+    assert with_measurements(WorkflowSettings.parse({"tasks": ["a"], "require": [bound]})).tasks == tasks
 
 
 DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)

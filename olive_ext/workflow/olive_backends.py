@@ -1,4 +1,4 @@
-"""Olive's own backends for ONNX models, to compare with."""
+"""Olive's own backends for ONNX models, opened for a comparison with ours. Knows no request and no clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OLIVE_PEERS = ("olive-ort", "olive-ortgenai")
 
 
 def open_olive(name: str, opening: Opening, staging: Path) -> Any:
-    """Olive's `ort` or `ortgenai`. What it raises is its own.
+    """Opens Olive's `ort` or `ortgenai`; exceptions of the backend pass unchanged.
 
-    `ort` wants a Hugging Face configuration beside the graph, which onnxruntime-genai's builder does not write: the
-    model's files are linked into `staging`, and the configuration of `opening.hf` is put there.
+    `ort` requires a Hugging Face configuration in the graph's folder, which onnxruntime-genai's builder does not write:
+    the model's files are linked into `staging`, and the configuration of `opening.hf` is put there.
     """
     from olive.evaluator.lmeval_ort import LMEvalORTEvaluator, LMEvalORTGenAIEvaluator
 
@@ -49,7 +49,7 @@ def open_olive(name: str, opening: Opening, staging: Path) -> Any:
 
 
 def _beside_config(graph: Path, hf: Path, staging: Path) -> Path:
-    """The graph in `staging`, beside its weights, its tokenizer and `hf`'s configuration."""
+    """The graph in `staging`, together with its weights, its tokenizer and `hf`'s configuration."""
     staging.mkdir(parents=True, exist_ok=True)
     for file in (*graph.parent.iterdir(), hf / "config.json"):
         place = staging / file.name

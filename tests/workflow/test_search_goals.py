@@ -13,7 +13,8 @@ from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import RequirementError
 from olive_ext.workflow import register
-from olive_ext.workflow.search import refuse_no_output, resolve_goals, thresholds
+from olive_ext.workflow.olive_run import refuse_no_output
+from olive_ext.workflow.registration import resolve_goals, thresholds, wrap_once
 
 METRICS: list[dict[str, Any]] = [
     {"name": "size", "type": "size_on_disk", "sub_types": [{"name": "bytes", "priority": 1}]},
@@ -45,7 +46,7 @@ def resolved(config: Any, answer: dict[str, float | None]) -> dict[str, float]:
         def resolve_goals(self, model: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float | None]:
             return answer
 
-    FakeEngine.resolve_goals = resolve_goals(FakeEngine.resolve_goals)
+    wrap_once(FakeEngine, "resolve_goals", resolve_goals)
     return FakeEngine().resolve_goals(None, "id", config.metrics, None)  # type: ignore[return-value]
 
 

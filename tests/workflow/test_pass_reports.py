@@ -15,8 +15,9 @@ from olive.model import ModelConfig
 from olive_ext.config import PASS_TYPE
 from olive_ext.errors import ConfigError, RequirementError, RunError
 from olive_ext.report import Report, write
-from olive_ext.workflow.after_passes import carried_reports, publish, refresh_reports, run_pass
-from olive_ext.workflow.running import Run, running
+from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.pass_reports import carried_reports, publish, refresh_reports, run_pass
+from olive_ext.workflow.registration import wrap_once
 from tests.workflow.recipes import REPORT
 
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
@@ -61,7 +62,7 @@ def engine_with(model: ModelConfig | str, passes: dict[str, RunPassConfig], erro
                 raise error
             return model, f"{input_model_id}+{pass_name}"
 
-    FakeEngine._run_pass = run_pass(FakeEngine._run_pass)
+    wrap_once(FakeEngine, "_run_pass", run_pass)
     return FakeEngine()
 
 

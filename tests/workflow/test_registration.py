@@ -17,7 +17,8 @@ from olive.package_config import OlivePackageConfig
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.metric_results import to_metric_result
-from olive_ext.workflow.olive_engine import mend, watched_runs
+from olive_ext.workflow.olive_run import watched_runs
+from olive_ext.workflow.registration import mend
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT
 

@@ -1,54 +1,43 @@
-"""What comes behind each measuring pass in a run of Olive's engine: the chain's table, and the bounds.
+"""Reports that travel with a model through a chain of passes: the table and the bounds behind each measuring pass, and
+the files put next to the output model.
 
-Olive takes a pass that it ran before from its cache, without calling it; so this hangs on the engine, and reads the
-reports that travel with the model.
+Olive takes a pass that it ran before from its cache, without calling it; so this hooks the engine, not the pass, and
+reads the reports from the model's additional files. Knows no evaluator.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import OliveExtError, RequirementError
+from olive_ext.errors import RequirementError
 from olive_ext.report import Report, from_json
 from olive_ext.report.chain import print_chain, steps, write_chain
 from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.log import logger
-from olive_ext.workflow.measure import surfaced
-from olive_ext.workflow.passes import parse
-from olive_ext.workflow.preflight import is_our_pass
-from olive_ext.workflow.running import Run, running
+from olive_ext.workflow.current_run import Run, logger, recorded_failures, running
+from olive_ext.workflow.evaluator import surfaced
+from olive_ext.workflow.preflight import is_our_pass, parse
 
 _REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
 
 
-def run_pass(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Olive's `Engine._run_pass`, followed by the table and the bounds where the pass is ours."""
-    signature = inspect.signature(original)
-
-    def _run_pass(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = running.get()
-        if run is None:
-            return original(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs).arguments
-        name, run.current = given["pass_name"], run.made_by.get(given["input_model_id"], ())
-        config = self.computed_passes_configs[name]
-        is_ours = is_our_pass(config.type)
-        try:
-            model_config, model_id = original(self, *args, **kwargs)
-            run.made_by[model_id] = run.current if is_ours else (*run.current, name)
-            if is_ours and not isinstance(model_config, str):  # a text says why the pass was left out
-                _finish(self, run, f"passes.{name}", parse(_values(config.config)).require, (model_config, model_id))
-        except OliveExtError as error:
-            run.failures.append(error)
-            raise
-        return model_config, model_id
-
-    return _run_pass
+def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine._run_pass`: behind a pass of ours come the table and the bounds."""
+    run = running.get()
+    if run is None:
+        return proceed()
+    name, run.current = given["pass_name"], run.made_by.get(given["input_model_id"], ())
+    config = engine.computed_passes_configs[name]
+    is_ours = is_our_pass(config.type)
+    with recorded_failures():
+        model_config, model_id = proceed()
+        run.made_by[model_id] = run.current if is_ours else (*run.current, name)
+        if is_ours and not isinstance(model_config, str):  # a text is the reason why the pass was left out
+            _finish(engine, run, f"passes.{name}", parse(_values(config.config)).require, (model_config, model_id))
+    return model_config, model_id
 
 
 def _values(config: Any) -> dict[str, Any]:
@@ -73,15 +62,15 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
 
 
 def requirement_error(where: str, lines: list[str]) -> RequirementError:
-    """The error for broken bounds; each is said in Olive's log, too."""
+    """The error for broken bounds, each of which is logged in Olive's log, too."""
     for line in lines:
         logger.error("'%s.require' is broken: %s", where, line)
     return RequirementError(f"'{where}.require' is broken: {'; '.join(lines)}")
 
 
 def publish(engine: Any, run: Run, output: Any) -> None:
-    """Puts the output model's reports and its chain beside it, in the place of those of an earlier run: Olive copies
-    no file that travels with a model over one that is there."""
+    """Puts the output model's reports and its chain next to it, in place of those of an earlier run: Olive never
+    overwrites a file with one that travels with a model."""
     best = output.get_best_candidate()
     saved = engine.cache.load_model(best.model_id) if best is not None else None
     if not saved:
