@@ -253,10 +253,10 @@ def test_the_checks_fire_where_a_node_in_the_middle_runs_on_the_host(tmp_path: P
 @pytest.mark.webgpu
 def test_the_benchmarks_profile_shows_small_copies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "docs" / "benchmarks"))
-    import crossing
+    import host_device_copies
 
     register_libraries(LIBRARY)
-    found = crossing.observe(genai_export("llama"), "webgpu", ["one two three", "one two four"], tmp_path)
+    found = host_device_copies.observe(genai_export("llama"), "webgpu", ["one two three", "one two four"], tmp_path)
     assert found["problems"] == []
     (profile,) = found["profiles"].values()
     copies = [copy for steps in profile.values() for step in steps for copy in step["copies"]]

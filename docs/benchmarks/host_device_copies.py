@@ -1,9 +1,9 @@
-"""Shows what a step is made of and what crosses between host and device: an ONNX Runtime profile of a few questions.
+"""Times of a step by operator, and copies between host and device: an ONNX Runtime profile of a few questions.
 
-    python docs/benchmarks/crossing.py MODEL OUT --contexts FILE --provider cuda
+    python docs/benchmarks/host_device_copies.py MODEL OUT --contexts FILE --provider cuda
 
-FILE holds a JSON list of texts. Each is asked for the log-probabilities of ten one-token answers, and then for a few
-tokens of text, greedily. OUT/crossing.json has for each form of step the time by operator and the copies between host
+FILE holds a JSON list of texts. Ten one-token answers are scored behind each, and then a few tokens are generated behind
+it, greedily. OUT/host_device_copies.json has for each form of step the time by operator and the copies between host
 and device, and OUT/profile the profiles themselves. Ends with 1 where something large crosses, or KV is not written in
 place. Kernels of CUDA run later than they are launched; for their times set CUDA_LAUNCH_BLOCKING=1.
 """
@@ -28,7 +28,7 @@ from olive_ext.text.tokenizer import load_tokenizer
 LETTERS = "ABCDEFGHIJ"
 NEW_TOKENS = 16
 BYTES_OF_TARGET, BYTES_OF_TOKEN = 12, 8
-"""What is read of each: a log-probability and a greedy token; the greedy token of a row that decodes."""
+"""Bytes read of a target, a log-probability and a greedy token, and of a row that decodes, its greedy token."""
 
 
 def main() -> int:
@@ -42,14 +42,14 @@ def main() -> int:
     given = parser.parse_args()
     register_libraries(dict(pair.split("=", 1) for pair in given.provider_library))
     found = observe(given.model, given.provider, json.loads(given.contexts.read_text(encoding="utf-8")), given.out)
-    (given.out / "crossing.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    (given.out / "host_device_copies.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     for problem in found["problems"]:
         print(f"{given.model}: {problem}", file=sys.stderr)
     return 1 if found["problems"] else 0
 
 
 def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[str, Any]:
-    """Everything that crossing.json says."""
+    """The content of host_device_copies.json."""
     files = locate(str(model))
     tokenizer = load_tokenizer(files.tokenizer)
     prompts = [tuple(tokenizer.encode(text)) for text in contexts]
@@ -63,7 +63,7 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
     engine = open_engine(
         files, resolve_providers(provider), EngineConfig(shapes="any"), profile_prefix=folder / "onnxruntime"
     )
-    phases = {name: _run(engine, asked) for name, asked in (("scoring", scored), ("generation", generated))}
+    phases = {name: _run(engine, requests) for name, requests in (("scoring", scored), ("generation", generated))}
     facts = engine.describe()
     engine.close()
     del engine
@@ -75,8 +75,8 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
 
 
 def _run(engine: Engine, requests: list[Request]) -> dict[str, int]:
-    """Which steps of the engine answered the requests, and the bytes read on the host meanwhile. They are asked twice,
-    and the first time, which loads and chooses kernels, is not counted."""
+    """The range of the engine's steps that computed the requests, and the bytes read on the host meanwhile. The requests
+    run twice, and the first run, which loads and chooses kernels, is not counted."""
     engine.reset()
     engine.run(requests)
     engine.reset()
@@ -90,7 +90,7 @@ def _summary(folder: Path, phases: dict[str, dict[str, int]], facts: dict[str, A
     problems = []
     for file in sorted(folder.glob("*.json")):
         runs = read_runs(file)
-        first = len(runs) - facts["counters"]["steps"]  # what was tried while the model was opened comes before
+        first = len(runs) - facts["counters"]["steps"]  # trials made while the model was opened come before
         problems += [f"{file.name}: {copy} crosses between host and device" for copy in large_copies(runs)]
         profiles[file.name] = {
             name: summarize(runs[first + phase["begin"] : first + phase["end"]]) for name, phase in phases.items()
