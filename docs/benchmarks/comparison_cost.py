@@ -5,8 +5,8 @@
 
 MODELS holds fp32, the reference, and int4, the candidate. Both are scored alone, then the candidate with a resident
 reference, then the reference while it is recorded, and the candidate against the record; each in a process of its own,
-which times the scoring alone, behind a warm-up. The two comparisons run once more on a quarter of the documents, for memory.
-At 200 documents (46,000 tokens) that takes ten minutes on two cores; --documents 8 tries it out.
+which times the scoring alone, behind a warm-up. The two comparisons run once more on a quarter of the documents, for
+memory. At 200 documents (46,000 tokens) that takes ten minutes on two cores; --documents 8 tries it out.
 The task is lm-eval's own, which needs the network once; --task and --include-path take another that scores whole texts.
 """
 
@@ -83,7 +83,8 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
 
 
 def _distance(outputs: list[Any]) -> dict[str, float]:
-    from olive_ext.stats import Positions, measure_divergence
+    from olive_ext.stats.distances import measure_divergence
+    from olive_ext.stats.positions import Positions
 
     positions = Positions()
     for number, output in enumerate(outputs):

@@ -2,8 +2,8 @@
 
     python docs/benchmarks/host_device_copies.py MODEL OUT --contexts FILE --provider cuda
 
-FILE holds a JSON list of texts. Ten one-token answers are scored behind each, and then a few tokens are generated behind
-it, greedily. OUT/host_device_copies.json has for each form of step the time by operator and the copies between host
+FILE holds a JSON list of texts. Behind each, ten one-token answers are scored, and then a few tokens are generated,
+greedily. OUT/host_device_copies.json has for each form of step the time by operator and the copies between host
 and device, and OUT/profile the profiles themselves. Ends with 1 where something large crosses, or KV is not written in
 place. Kernels of CUDA run later than they are launched; for their times set CUDA_LAUNCH_BLOCKING=1.
 """
@@ -75,8 +75,8 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
 
 
 def _run(engine: Engine, requests: list[Request]) -> dict[str, int]:
-    """The range of the engine's steps that computed the requests, and the bytes read on the host meanwhile. The requests
-    run twice, and the first run, which loads and chooses kernels, is not counted."""
+    """The range of the engine's steps that computed the requests, and the bytes read on the host meanwhile. The
+    requests run twice, and the first run, which loads and chooses kernels, is not counted."""
     engine.reset()
     engine.run(requests)
     engine.reset()

@@ -1,7 +1,7 @@
 """Strings to token requests and back: tokenizer, chat templates, stop strings, windows, truncation.
 
 The session converts every request here; its requests, its outputs and `Tokenizer` may be imported from this package by
-any floor above. Imports `engine.requests` only, the data types: knows no engine run, no model file and no lm-eval.
+any floor above. Of the engine it imports data types only; knows no engine run, no model file and no lm-eval.
 """
 
 from olive_ext.text.requests import (

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import Compared, FinishReason
+from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError
+from olive_ext.stats.compared_fields import Compared
 
 Text: TypeAlias = str | Sequence[int]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -116,7 +117,7 @@ class ScoringOutput:
     token_count: int
     token_logprobs: tuple[float, ...]
     compared: Compared | None = field(default=None, compare=False)
-    """The comparison of the target's tokens with the session's reference; None without a reference."""
+    """Comparison with the session's reference at each of the target's tokens; None without a reference."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class RollingOutput:
     token_count: int
     token_logprobs: tuple[float, ...] = ()
     compared: Compared | None = field(default=None, compare=False)
-    """The comparison of the tokens, all windows together, with the session's reference; None without a reference."""
+    """Comparison with the session's reference at each token, all windows together; None without a reference."""
 
 
 def _set(request: object, name: str, value: object) -> None:
