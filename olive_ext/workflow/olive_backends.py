@@ -10,8 +10,6 @@ from typing import Any
 from olive_ext.backends.peer_backends import Opening, fixed_threads
 from olive_ext.model import locate, resolve_providers
 
-OLIVE_PEERS = ("olive-ort", "olive-ortgenai")
-
 
 def open_olive(name: str, opening: Opening, staging: Path) -> Any:
     """Opens Olive's `ort` or `ortgenai`; exceptions of the backend pass unchanged.
