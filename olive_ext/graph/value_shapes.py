@@ -51,7 +51,7 @@ class Shapes:
         self.of: dict[str, Shape] = {}
         self.numbers: dict[str, tuple[Dim, ...]] = {}
         for value in graph.input:
-            self.of[value.name] = tuple(_declared(value, axis) for axis in range(_rank(value)))
+            self.of[value.name] = _declared(value)
         for tensor in graph.initializer:
             self.of[tensor.name] = self._tensor(tensor.name, tensor)
         for node in graph.node:
@@ -274,12 +274,9 @@ def _from_front(axes: Iterable[Dim], rank: int) -> set[int]:
     return {axis + rank if axis < 0 else axis for axis in axes if isinstance(axis, int)}
 
 
-def _rank(value: onnx.ValueInfoProto) -> int:
-    return len(value.type.tensor_type.shape.dim)
-
-
-def _declared(value: onnx.ValueInfoProto, axis: int) -> Dim:
-    dim = value.type.tensor_type.shape.dim[axis]
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    return dim.dim_param or f"{value.name}:{axis}"
+def _declared(value: onnx.ValueInfoProto) -> Shape:
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    return tuple(
+        int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or f"{value.name}:{axis}"
+        for axis, dim in dims
+    )
