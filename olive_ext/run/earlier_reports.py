@@ -9,9 +9,8 @@ from typing import Any
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparability import check_comparable, facts_of, short_names
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.page import Column, Contrast, Page, model_name
+from olive_ext.report.page import Column, Contrast, Page, check_comparable, facts_of, model_name, short_names
 from olive_ext.run.sample_logs import Logs, read_logs
 
 REPORT_FILE = "report.json"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
-from olive_ext.report.compared_metrics import comparison_metrics
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.lm_eval_results import read_metrics
+from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.hardware import describe_hardware
 from olive_ext.run.mlflow_log import log_report
