@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -29,15 +29,8 @@ Answer = tuple[float, bool]
 CERTAIN: Answer = (0.0, True)
 """The answer for an empty continuation."""
 
-Observer = Callable[[Any, Any, Any], None]
-"""Called with lm-eval's request, the session's request made of it (one of `olive_ext.text`), and its output."""
-
 SLICE = 4096
 """Requests of a slice: enough to share prefixes in, few enough to hold their tokens."""
-
-
-def ignore_output(instance: Any, request: Any, output: Any) -> None:
-    """The observer of a model that has none."""
 
 
 @dataclass(frozen=True)

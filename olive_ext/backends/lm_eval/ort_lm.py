@@ -19,30 +19,19 @@ from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-<<<<<<< HEAD
-from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
-from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, known_answers_first, nobody
-from olive_ext.backends.lm_eval.identity import answers_key
-from olive_ext.backends.lm_eval.progress import progress_bar
-from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, TokenRequest, Wanted
-from olive_ext.backends.lm_eval.slices import encoded_slices
-from olive_ext.backends.versions import versions
-=======
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, ignore_output, known_answers_first
 from olive_ext.backends.lm_eval.identity import answers_key
 from olive_ext.backends.lm_eval.instances import (
     CERTAIN,
     Answer,
-    Observer,
     PendingGeneration,
     TokenRequest,
     encoded_slices,
-    ignore_output,
     progress_bar,
 )
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.pair_encoding import CompletePairs
->>>>>>> h-words
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import content_hash, locate, model_kind
 from olive_ext.model.content import hf_content_hash
@@ -75,12 +64,8 @@ class OrtLM(CompletePairs):
         **arguments: Any,
     ) -> None:
         super().__init__()
-<<<<<<< HEAD
-        self.observer = observer or nobody
+        self.observer = observer or ignore_output
         self.known_answers: KnownAnswers | None = None
-=======
-        self._observer = observer or ignore_output
->>>>>>> h-words
         self._encoded: dict[str, list[int]] = {}
         given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
         given.check(has_session=session is not None)

@@ -27,14 +27,8 @@ from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Fields, sample_fields
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from olive_ext.backends.harness import LM
-    from olive_ext.backends.tasks import LoadedTasks, Seeds
-=======
-    from olive_ext.backends.answers import Answers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
->>>>>>> h-words
 
 Mode = Literal["recorded", "resident", "answers"]
 
@@ -125,20 +119,8 @@ class Comparer:
         reference.known_answers = self._observer.scores
         return self._run_reference(reference, observer)
 
-<<<<<<< HEAD
     def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
-        from olive_ext.backends.harness import run_tasks
-=======
-        assert self._listener is not None
-        assert self._listener.heard is not None
-        beside = Listener()
-        generator = self._models.beside(lm, beside)
-        return self._ask(ReplayLM(self._listener.heard, lm, generator), beside)
-
-    def _ask(self, lm: LM, listener: Listener | None) -> Side:
-        from olive_ext.backends.answers import read_answers
         from olive_ext.backends.lm_eval_run import run_tasks
->>>>>>> h-words
 
         results = run_tasks(lm, self._tasks, self._config, seeds=self._seeds, progress=self._progress, log_samples=True)
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
