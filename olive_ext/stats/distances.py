@@ -37,9 +37,9 @@ def measure_divergence(task: str, positions: Positions) -> Divergence | None:
         return None
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
     agreement, agreement_stderr = clustered_mean(rows["same_top"], documents)
-    top = np.exp(_float64(rows, "top_logprob")) - np.exp(_float64(rows, "reference_top_logprob"))
-    target = np.exp(_float64(rows, "logprob")) - np.exp(_float64(rows, "reference_logprob"))
-    ratio, ratio_stderr = perplexity_ratio(rows["reference_logprob"], rows["logprob"], documents)
+    top = np.exp(_float64(rows, "top_logprobs")) - np.exp(_float64(rows, "reference_top_logprobs"))
+    target = np.exp(_float64(rows, "logprobs")) - np.exp(_float64(rows, "reference_logprobs"))
+    ratio, ratio_stderr = perplexity_ratio(rows["reference_logprobs"], rows["logprobs"], documents)
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
@@ -51,8 +51,8 @@ def measure_divergence(task: str, positions: Positions) -> Divergence | None:
         top1_agreement_stderr=agreement_stderr,
         top_probability_difference=float(np.mean(top)),
         top_probability_rms=_rms(top),
-        perplexity_reference=perplexity(rows["reference_logprob"]),
-        perplexity_candidate=perplexity(rows["logprob"]),
+        perplexity_reference=perplexity(rows["reference_logprobs"]),
+        perplexity_candidate=perplexity(rows["logprobs"]),
         perplexity_ratio=ratio,
         perplexity_ratio_stderr=ratio_stderr,
         histogram=_histogram(rows["kl"]),

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.stats import CLASSES, Positions, measure_divergence
-from olive_ext.stats.distances import clustered_mean
-from olive_ext.stats.positions import FIELDS, joined
+from olive_ext.stats.compared_fields import POSITION
+from olive_ext.stats.distances import clustered_mean, measure_divergence
+from olive_ext.stats.positions import Positions, joined
+from olive_ext.stats.token_classes import CLASSES
 
 VOCABULARY = 50
 
@@ -230,7 +231,7 @@ def test_joined_tasks_keep_their_documents_apart() -> None:
 
 
 def test_a_position_takes_38_bytes() -> None:
-    assert FIELDS.itemsize == 38
+    assert POSITION.itemsize == 38
     positions = taken(made([700, 800]))
     assert len(positions) == 1500
     assert len(positions._rows) <= 2048

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from olive_ext.stats import compare_outcomes
-from olive_ext.stats.paired_answers import difference_interval, documents_needed, flips, mcnemar_p
+from olive_ext.stats.paired_answers import compare_outcomes, difference_interval, documents_needed, flips, mcnemar_p
 
 
 def outcome_values(lost: int, gained: int, right: int, wrong: int) -> tuple[np.ndarray, np.ndarray]:

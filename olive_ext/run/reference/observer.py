@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from olive_ext.run.reference.positions_by_task import Observed, score_under_reference
-from olive_ext.stats import TokenClasses
+from olive_ext.stats.token_classes import TokenClasses
 from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest, Text
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import ALL, Flip, Outcome
-from olive_ext.stats import compare_outcomes
-from olive_ext.stats.paired_answers import are_binary
+from olive_ext.stats.paired_answers import are_binary, compare_outcomes
 
 if TYPE_CHECKING:
     from olive_ext.backends.answers import Answers

@@ -11,16 +11,11 @@ import numpy as np
 
 from olive_ext.errors import RunError
 from olive_ext.report.comparison import ALL, Divergence
-from olive_ext.stats import Positions, TokenClasses, measure_divergence
-from olive_ext.stats.positions import ComparedTargets, joined
+from olive_ext.stats.compared_fields import Compared
+from olive_ext.stats.distances import measure_divergence
+from olive_ext.stats.positions import Positions, joined
+from olive_ext.stats.token_classes import TokenClasses
 from olive_ext.text.requests import Text
-
-
-class Compared(ComparedTargets, Protocol):
-    """Both models at the T targets of a request: `olive_ext.engine.requests.Compared`."""
-
-    @property
-    def reference_is_greedy(self) -> Any: ...
 
 
 class Scored(Protocol):
