@@ -13,7 +13,7 @@ from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.report import to_json
 from olive_ext.report.html.render import render
-from olive_ext.run import earlier_reports as compare
+from olive_ext.run import compare
 from tests.report.synthetic import comparison, report
 
 CHOICES = ("red", "green", "blue\u2028ish")
