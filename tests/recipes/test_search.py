@@ -53,7 +53,7 @@ def values(report: Path) -> dict[tuple[str, str], float]:
 @pytest.mark.parametrize(
     "candidates",
     [
-        pytest.param((0, 3, 5, 6), id="both algorithms, both widths, both blocks"),
+        pytest.param((1, 2, 4, 7), id="both of everything"),  # the first of these misses a goal
         pytest.param(range(8), id="all", marks=pytest.mark.long),
     ],
 )
