@@ -6,11 +6,14 @@ Knows no model and no tokenizer. Axes: T targets of a request.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+
+from olive_ext.stats.token_classes import UNKNOWN
 
 Floats: TypeAlias = Annotated[npt.NDArray[np.float32], "<f4"]
 Flags: TypeAlias = Annotated[npt.NDArray[np.bool_], "?"]
@@ -87,3 +90,52 @@ POSITION = np.dtype(
 """One stored target, 38 bytes: `document`, its number within the task; `position`, the number of tokens before it;
 `token_class`, an index into `token_classes.CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
 and the compared fields."""
+
+
+class Positions:
+    """Compared targets of one task, added request by request: one growing buffer, no object for each."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer) // POSITION.itemsize
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """A view of all targets so far, of type `POSITION`; none can be added while the view is in use."""
+        return np.frombuffer(self._buffer, POSITION)
+
+    def add(
+        self,
+        document: int,
+        logprobs: npt.ArrayLike,
+        compared: Compared,
+        *,
+        first_position: int = 0,
+        token_classes: npt.ArrayLike | None = None,
+    ) -> None:
+        """Adds the T consecutive targets of a request of `document`; `logprobs` [T] are the candidate's.
+
+        `first_position` counts the tokens before the first target.
+        """
+        logprobs_T = np.asarray(logprobs, np.float32)
+        rows = np.empty(len(logprobs_T), POSITION)
+        rows["document"] = document
+        rows["position"] = first_position + np.arange(len(rows))
+        rows["token_class"] = UNKNOWN if token_classes is None else token_classes
+        rows["logprobs"] = logprobs_T
+        for name in STORED:
+            rows[name] = getattr(compared, name)
+        self._buffer += rows.tobytes()
+
+    @classmethod
+    def joined(cls, parts: Iterable[Positions]) -> Positions:
+        """All positions of several tasks, their documents renumbered in the order of the tasks."""
+        whole, first_document = cls(), 0
+        for part in parts:
+            rows = part.rows.copy()
+            rows["document"] += first_document
+            first_document = int(rows["document"].max(initial=first_document - 1)) + 1
+            whole._buffer += rows.tobytes()
+        return whole

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from olive_ext.errors import ConfigError, RecordsError
-from olive_ext.records import Form, Records, Said, request_key
+from olive_ext.records import Form, Records, ScoredTargets, request_key
 from olive_ext.records import store as store_module
 
 FORM = Form(100, 3, 2)
@@ -30,8 +30,8 @@ def some_records(count: int, seed: int = 0) -> np.ndarray:
     return records
 
 
-def said(numbers: np.ndarray) -> Said:
-    return Said(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
+def said(numbers: np.ndarray) -> ScoredTargets:
+    return ScoredTargets(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
 
 
 def fill(records: Records, requests: range, per_request: int = 4) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from olive_ext.report.compared_metrics import NAMES, comparison_metrics
 from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.metrics import NAMES, comparison_metrics
 from tests.report.test_comparison import divergence, outcome
 
 

@@ -1,4 +1,4 @@
-"""What a model answered to each document, read from lm-eval's samples and kept small. Knows no model."""
+"""A model's answers to each document, read from lm-eval's samples and kept small. Knows no model and no session."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from olive_ext.errors import TaskError
 
 _MEANS = ("mean", "nanmean")
 _MAX_TEXT = 4000
-"""Characters kept of an answer; of a question the end is kept."""
+"""Characters kept of an answer from its beginning, and of a question from its end."""
 
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
-"""By what lm-eval divides the log-probability of a choice."""
+"""Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
 
 Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One document under one filter. `values` are its metrics, `text` what the model answered."""
+    """A model's answer to one document under one filter: the values of its metrics, and its text."""
 
-    asked: str
-    """Digest of document, prompt and target."""
+    digest: str
+    """lm-eval's digests of document, prompt and target."""
 
     values: Mapping[str, float]
     text: str
@@ -38,7 +38,7 @@ class Answers:
     task: str
     filter: str
     metrics: Mapping[str, bool]
-    """Metrics whose value is the mean over documents, in the task's order: whether higher is better."""
+    """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, Answer]
 
@@ -58,9 +58,10 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
 
 
 def check_same_questions(reference: Answers, candidate: Answers) -> None:
-    """Raises `TaskError` where two runs of one task did not ask the same."""
+    """Raises `TaskError` where the prompts or documents of two runs of one task differ."""
     first, second = reference.by_document, candidate.by_document
-    differing = [number for number, answer in second.items() if number in first and first[number].asked != answer.asked]
+    shared = first.keys() & second.keys()
+    differing = [item for item in second if item in shared and first[item].digest != second[item].digest]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(
@@ -70,7 +71,7 @@ def check_same_questions(reference: Answers, candidate: Answers) -> None:
 
 
 def question_of(task: Any, sample: Sample) -> str:
-    """The document's question without examples, where the task can tell it; else the prompt."""
+    """The document's question without examples, where the task's code gives it; else the prompt."""
     text = _try(lambda: task.doc_to_text(sample["doc"]))
     if isinstance(text, str) and text.strip():
         return text.strip()[-_MAX_TEXT:]
@@ -105,13 +106,13 @@ def _is_value(value: object) -> bool:
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> Answer:
     values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
-    asked = " ".join(str(line[part]) for part in ("doc_hash", "prompt_hash", "target_hash"))
-    return Answer(asked, values, _text(task, line, next(iter(metrics), ""))[:_MAX_TEXT])
+    digest = " ".join(str(line[part]) for part in ("doc_hash", "prompt_hash", "target_hash"))
+    return Answer(digest, values, _text(task, line, next(iter(metrics), ""))[:_MAX_TEXT])
 
 
 def _text(task: Any, line: Sample, metric: str) -> str:
-    """The choice that `metric` takes for the answer; what was generated, before any filter; or whether the target was
-    the most likely."""
+    """Of choices the one that `metric` takes for the answer; of a generation its text before any filter; of a single
+    target whether it was the most likely."""
     responses = [items[0] if isinstance(items, list | tuple) and items else items for items in line["resps"]]
     scores = [item[0] for item in responses if isinstance(item, tuple | list) and len(item) == 2]
     if len(scores) == len(responses) and scores:

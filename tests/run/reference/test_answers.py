@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.answers import Answers, check_same_questions, question_of, read_answers, target_of
 from olive_ext.backends.harness import run_tasks
 from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ort_lm
 
@@ -112,7 +112,7 @@ def test_single_target_says_whether_it_was_the_most_likely(answers: dict[tuple[s
 def test_other_questions_are_refused_by_task(answers: dict[tuple[str, str], Answers]) -> None:
     found = answers["tiny_choice", "none"]
     check_same_questions(found, found)
-    changed = {**found.by_document, 3: replace(found.by_document[3], asked="other")}
+    changed = {**found.by_document, 3: replace(found.by_document[3], digest="other")}
     with pytest.raises(TaskError, match=r"task 'tiny_choice' asked the two models differently \(document 3\)"):
         check_same_questions(found, replace(found, by_document=changed))
     fewer = {number: answer for number, answer in found.by_document.items() if number}

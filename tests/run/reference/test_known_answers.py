@@ -1,14 +1,18 @@
-"""What was generated once is not generated again."""
+"""Scores and generations that are known are not computed again."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from olive_ext.backends.kept_generations import Generations, Overheard, RememberingLM
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.errors import RunError
+from olive_ext.run.reference.known_answers import KeptGenerations, ReferenceScores
 from tests.backends.reference import instances, model
 from tests.run.duo import NetSession
 
@@ -21,11 +25,10 @@ class Asked:
 
     def __init__(self, file: Path, **facts: Any) -> None:
         self.told: list[tuple[Any, Any, Any]] = []
-        observer = lambda *told: self.told.append(told)  # noqa: E731
-        overheard = Overheard(observer)
-        spoken = OrtLM(session=NetSession(model()), observer=overheard)
-        self.engine = spoken.session._engine
-        self.lm = RememberingLM(spoken, overheard, Generations(file, facts), observer)
+        kept = KeptGenerations(file, facts, lambda *told: self.told.append(told))
+        self.lm = OrtLM(session=NetSession(model()), observer=kept.observe)
+        self.lm.known_answers = kept
+        self.engine = self.lm.session._engine
 
     @property
     def prompts(self) -> set[tuple[int, ...]]:
@@ -81,8 +84,45 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     assert last.prompts == set()
 
 
+def test_files_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    """Key and names are fixed: the digest is of the facts as JSON, and lm-eval's arguments."""
+    content = json.dumps(['{"model": "abc"}', "the cat", GREEDY], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    row = {"key": key, "text": "kept", "prompt": [5, 6], "source": None, "tokens": [7, 8]}
+    (tmp_path / "g").write_text(f"\n{json.dumps(row)}")
+    again = Asked(tmp_path / "g", model="abc")
+    assert again.lm.generate_until(instances("generate_until", [("the cat", GREEDY)])) == ["kept"]
+    assert again.prompts == set()
+    ((_, request, output),) = again.told
+    assert (request.prompt, output.tokens) == ((5, 6), (7, 8))
+
+
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
 def test_scores_are_the_models_own(tmp_path: Path, kind: str) -> None:
     asked = instances(kind, [("the cat", " sat")] if kind == "loglikelihood" else [("the cat sat",)])
-    remembering = Asked(tmp_path / "g").lm
-    assert getattr(remembering, kind)(asked) == getattr(remembering._spoken, kind)(asked)
+    repeating = Asked(tmp_path / "g").lm
+    assert getattr(repeating, kind)(asked) == getattr(OrtLM(session=NetSession(model())), kind)(asked)
+
+
+def scores(*args: str) -> ReferenceScores:
+    known = ReferenceScores()
+    compared: Any = SimpleNamespace(reference_logprobs=[-0.5, -0.25], reference_is_greedy=[True, True])
+    known.note(args, compared)
+    return known
+
+
+def test_scores_of_the_reference_answer_the_second_run() -> None:
+    ask = lambda requests: pytest.fail("the model was asked")  # noqa: E731
+    assert scores("the cat", " sat")(instances("loglikelihood", [("the cat", " sat")]), ask) == [(-0.75, True)]
+    assert scores("the cat sat")(instances("loglikelihood_rolling", [("the cat sat",)]), ask) == [-0.75]
+    assert scores("a", "b")(instances("loglikelihood", [("the cat", "")]), ask) == [(0.0, True)]
+
+
+def test_generations_are_the_models_own_in_the_second_run() -> None:
+    requests = instances("generate_until", [("the cat", GREEDY)])
+    assert scores("a", "b")(requests, lambda passed: [len(passed)]) == [1]
+
+
+def test_prompts_that_change_from_run_to_run_are_refused() -> None:
+    with pytest.raises(RunError, match="lm-eval asks something else the second time"):
+        scores("the cat", " sat")(instances("loglikelihood", [("the dog", " sat")]), list)

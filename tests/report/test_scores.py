@@ -6,8 +6,9 @@ import io
 import json
 from pathlib import Path
 
-from olive_ext.report import Metric, Report
-from olive_ext.report.chain import chain_markdown, heads, print_chain, rows, steps, write_chain
+from olive_ext.report import Metric, Report, chain_markdown, print_chain, write_chain
+from olive_ext.report.scores import chain_steps as steps
+from olive_ext.report.scores import chain_table
 
 ACC = Metric("choice", "acc", "none", 0.75)
 NORM = Metric("choice", "acc_norm", "none", 0.5)
@@ -34,9 +35,9 @@ CHAIN = [
 
 
 def test_each_report_is_a_step_with_cost_distances_and_first_metrics() -> None:
-    found = steps(CHAIN)
-    assert heads(found) == ["step", "size_on_disk", "tokens_per_second", "kl_mean", "choice acc"]
-    assert rows(found) == [
+    table = chain_table(steps(CHAIN))
+    assert table.heads == ["step", "size_on_disk", "tokens_per_second", "kl_mean", "choice acc"]
+    assert table.rows == [
         ["input model", "4.29 MB", "", "", "0.7500"],
         ["float", "4.29 MB", "1,000", "", "0.7500"],
         ["float -> int4", "4.29 MB", "", "0.0125", "0.7500"],

@@ -10,7 +10,7 @@ import pytest
 from olive_ext.cli.options import written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import EvaluationConfig
-from olive_ext.report.html.command_line import command
+from olive_ext.report.html.facts import command
 
 MODEL = {"path": "models/my model"}
 

@@ -1,4 +1,6 @@
-"""Floating-point operations of a model, read from its graph, and how far a run is from the machine's best.
+"""What requests need at least: distinct tokens, and floating-point operations read from the model's graph.
+
+Measures the machine's best rate of such operations, too; knows no backend.
 
 For T tokens fed, of which the distinct ones attend to C positions in all, and R rows read by the head:
 
@@ -6,18 +8,22 @@ For T tokens fed, of which the distinct ones attend to C positions in all, and R
   + T / distinct x C x 4 x (layers x heads x head size)          the attention, its windows not regarded
   + R x 2 x (weights of the head, and of those that run on the rows read only)
 
-Which these are is what the engine says of the graph that it runs (`scored_row_products`).
+The engine names the latter products in its description of the graph that it runs (`scored_row_products`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from olive_ext.engine.scheduling.prefix_tree import common_prefix
+from olive_ext.engine.scheduling.sequences import TokenArray
 from olive_ext.errors import ModelError
 from olive_ext.graph.load import load_graph
 
@@ -46,8 +52,34 @@ class Work:
         return fed * (self.layers - moved) + attended * self.attention + tokens["rows"] * (self.head + moved)
 
 
+def count_tokens(inputs: Iterable[tuple[Sequence[int], int]]) -> dict[str, int]:
+    """Of (fed tokens, how many of the last positions are read): `naive` and `distinct` tokens, `attended`: positions
+    that the distinct ones attend to, themselves included; `rows`: distinct positions that are read."""
+    naive = distinct = attended = rows = 0
+    before: TokenArray = np.empty(0, np.int32)
+    read: list[bool] = []
+    for key, num_read in sorted((_key(tokens), number) for tokens, number in inputs):
+        fed = np.frombuffer(key, np.int32)
+        shared = common_prefix(before, fed)
+        naive += len(fed)
+        distinct += len(fed) - shared
+        attended += sum(range(shared + 1, len(fed) + 1))
+        read = read[:shared] + [False] * (len(fed) - shared)
+        for position in range(len(fed) - num_read, len(fed)):
+            rows += not read[position]
+            read[position] = True
+        before = fed
+    return {"naive": naive, "distinct": distinct, "attended": attended, "rows": rows}
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    """Texts with a common prefix have neighbouring keys. A hundred thousand texts take memory, as Python's integers
+    eight times as much."""
+    return np.array(tokens, np.int64).astype(np.int32).tobytes()
+
+
 def read_work(graph: Path, config: Mapping[str, Any]) -> Work | None:
-    """`config` is genai_config.json or config.json. None where graph or configuration do not tell."""
+    """`config` is genai_config.json or config.json. None where graph or configuration lack the sizes."""
     sizes = _sizes(config)
     try:
         products = list(_products(load_graph(graph).graph))
@@ -68,7 +100,7 @@ def read_work(graph: Path, config: Mapping[str, Any]) -> Work | None:
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Layers x heads x head size, and the vocabulary's size."""
+    """Layers x heads x head size, and the vocabulary's size; None where the configuration lacks them."""
     model = config.get("model", config.get("text_config", config))
     own = model.get("decoder", model)
     try:
@@ -102,32 +134,26 @@ def measure_ceiling(matrices: tuple[tuple[int, int, int], ...], device: str, dty
     """
     import torch
 
-    kind = torch.float32 if device == "cpu" else getattr(torch, "float16" if dtype == "auto" else dtype)
+    is_cpu = device == "cpu"
+    kind = torch.float32 if is_cpu else getattr(torch, "float16" if dtype == "auto" else dtype)
+    wait = (lambda: None) if is_cpu else (lambda: torch.cuda.synchronize(device))
     weights = [(torch.randn(inner, columns, device=device, dtype=kind), number) for inner, columns, number in matrices]
     operations = sum(2.0 * inner * columns * number for inner, columns, number in matrices)
-    return max(rows * operations / _seconds(weights, rows, device) for rows in _ROWS_AT_ONCE)
+    return max(
+        rows * operations / sum(number * _fastest_seconds(weight, rows, wait) for weight, number in weights)
+        for rows in _ROWS_AT_ONCE
+    )
 
 
-def _seconds(weights: list[tuple[Any, int]], rows: int, device: str) -> float:
-    """Of one pass over the weights with `rows` rows, each product at its fastest of several."""
-    spent = 0.0
-    for weight, number in weights:
-        inputs = weight.new_empty(rows, weight.shape[0]).normal_()
-        spent += number * min(_product_seconds(inputs, weight, device) for _ in range(_TRIES))
-    return spent
-
-
-def _product_seconds(inputs: Any, weight: Any, device: str) -> float:
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(_IN_A_ROW):
-        inputs @ weight
-    _wait(device)
-    return (time.perf_counter() - begin) / _IN_A_ROW
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize(device)
+def _fastest_seconds(weight: Any, rows: int, wait: Callable[[], None]) -> float:
+    """Of one product with `rows` rows, at its fastest of several tries; `wait` returns when the device is done."""
+    inputs = weight.new_empty(rows, weight.shape[0]).normal_()
+    tries = []
+    for _ in range(_TRIES):
+        wait()
+        begin = time.perf_counter()
+        for _ in range(_IN_A_ROW):
+            inputs @ weight
+        wait()
+        tries.append((time.perf_counter() - begin) / _IN_A_ROW)
+    return min(tries)

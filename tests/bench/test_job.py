@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from olive_ext.bench.job import Run
-from olive_ext.bench.rounds import PROBE, Schedule, best
+from olive_ext.bench.job import PROBE, Run, Schedule, best
 
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 SECONDS = {("hf", 1): 5.0, ("hf", 4): 2.0, ("hf", 8): 3.0}

@@ -12,8 +12,7 @@ import pytest
 from lm_eval.loggers import EvaluationTracker
 
 from olive_ext.errors import RunError
-from olive_ext.run.sample_logs import read_logs
-from olive_ext.run.samples import OWN, log_path, write_samples
+from olive_ext.run.sample_logs import OWN, log_path, read_logs, write_samples
 from tests.report.synthetic import report
 
 TASK = "group/colours"

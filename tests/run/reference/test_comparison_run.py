@@ -63,7 +63,7 @@ def test_both_modes_find_the_same(found: dict[str, tuple[Comparison, Any, TwoMod
 
 def test_models_are_opened_in_the_order_of_the_mode(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
     assert found["recorded"][2].opened == ["reference", "candidate"]
-    assert found["resident"][2].opened == ["candidate", "beside"]
+    assert found["resident"][2].opened == ["candidate", "resident"]
     assert found["answers"][2].opened == ["reference", "candidate"]
 
 
