@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -23,11 +24,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_local_tasks_load_without_reading_lm_evals_own(folder: Path) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     loaded = load_tasks(NAMES, str(folder))
     assert list(loaded.tasks) == NAMES
     assert len(loaded.task_index) < 10
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_paths_names_and_inline_tasks_mix(folder: Path) -> None:
@@ -128,9 +129,9 @@ def test_environment_is_described_as_lm_eval_does_and_quietly(
     before = evaluator.add_env_info
     with environment_read_once():
         evaluator.add_env_info(ours)
-        begin = time.monotonic()
+        begin = sum(os.times()[:4])  # processor time, its processes' as well: others may hold up this test
         evaluator.add_env_info(again)
-        assert time.monotonic() - begin < 0.1
+        assert sum(os.times()[:4]) - begin < 0.1
         assert evaluator.get_git_commit_hash() is None
     assert evaluator.add_env_info is before
     assert set(ours) == set(theirs) == set(again)

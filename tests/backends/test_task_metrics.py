@@ -42,9 +42,9 @@ def test_loaded_tasks_and_groups_say_the_same_as_their_files(folder: str) -> Non
 
 
 def test_shipped_task_is_read_without_the_whole_index() -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     assert declared_metrics(["arc_easy"]) == {"arc_easy": {"acc", "acc,none", "acc_norm", "acc_norm,none"}}
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize("spec", ["tiny_group", "no_such_task", {"group": "g", "task": ["tiny_choice"]}])

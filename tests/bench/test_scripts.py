@@ -52,7 +52,7 @@ def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
     assert config.chosen_peers == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
     command += [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
@@ -50,7 +50,6 @@ def fired(checker: StopChecker, tokens: list[int]) -> int:
 
 
 @TOKENIZERS
-@settings(deadline=None)
 @given(text=TEXT, stops=STOPS)
 def test_checker_fires_at_the_token_that_completes_a_stop_and_cuts_before_it(make, text, stops) -> None:
     tokenizer = make()
@@ -64,7 +63,6 @@ def test_checker_fires_at_the_token_that_completes_a_stop_and_cuts_before_it(mak
 
 
 @TOKENIZERS
-@settings(deadline=None)
 @given(data=st.data(), stops=STOPS)
 def test_checker_survives_any_tokens_and_never_leaves_a_stop_in_the_text(make, data, stops) -> None:
     tokenizer = make()
@@ -74,7 +72,6 @@ def test_checker_survives_any_tokens_and_never_leaves_a_stop_in_the_text(make, d
     assert not any(stop in text for stop in stops)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 @example(None)
 def test_checker_equals_the_oracle_over_byte_level_tokens_of_any_kind(data) -> None:
