@@ -13,8 +13,8 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from olive_ext.backends.context_pairs import CompletePairs
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
+from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -115,12 +115,10 @@ def open_hf(
     except OliveExtError:
         raise
     except TypeError as error:
-        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {first_line(error, with_type=True)}") from error
+        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
     except Exception as error:
         name = model if isinstance(model, str) else type(model).__name__
-        raise ModelError(
-            f"the Hugging Face model '{name}' cannot be opened: {first_line(error, with_type=True)}"
-        ) from error
+        raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {one_line(error)}") from error
 
 
 def answers_key(lm: LM) -> str:

@@ -99,7 +99,7 @@ def _add_providers(model: ResolvedModel, section: Section) -> None:
 
 def _add_decoder(model: ResolvedModel, findings: Findings) -> None:
     from olive_ext.engine.runners.ort.head import with_head
-    from olive_ext.graph.load import load_graph
+    from olive_ext.graph.onnx_file import load_graph
 
     spec, config = model.spec, model.settings.engine
     _add_interface(spec, findings.section("Decoder"), "max_length" if model.settings.max_length else "")

@@ -8,7 +8,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.model import ResolvedModel, resolve
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
+    from olive_ext.backends.lm_eval_run import LM
 
 
 def resolve_candidate(config: EvaluationConfig) -> ResolvedModel:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import SessionError
-from olive_ext.text.convert import Converted
+from olive_ext.text.conversion import Converted
 
 Output = TypeVar("Output")
 

@@ -14,8 +14,8 @@ from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Records
 from olive_ext.session.session import Session, TokenEngine
-from olive_ext.text.source import Encoding, read_start
-from olive_ext.text.stopping import read_stop_ids
+from olive_ext.text.conversion import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.decisions import DEFAULT_SLOTS, choose_num_slots
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.free_memory import Memory, UnmeasuredError

@@ -14,7 +14,7 @@ from olive_ext.run.reference.known_answers import KeptGenerations
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
+    from olive_ext.backends.lm_eval_run import LM
     from olive_ext.records import Records
 
 GENERATED = "generated.jsonl"
@@ -114,8 +114,8 @@ class Models:
         return lm
 
     def _check_tokenizers(self) -> None:
-        from olive_ext.text.same import refuse_other_tokenizer, tokenizer_traits
         from olive_ext.text.tokenizer import load_tokenizer
+        from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
 
         both = self.other, self.own
         traits, own = (tokenizer_traits(load_tokenizer(model.files.tokenizer)) for model in both)

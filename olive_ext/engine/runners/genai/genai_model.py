@@ -14,7 +14,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
 from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, Traits, find_traits
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, first_line
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.attention import rotary_rows
 from olive_ext.model.decisions import choose_chunk_size, input_window

@@ -31,11 +31,10 @@ from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
 from olive_ext.engine.runners.trials import fitting_chunk_size
 from olive_ext.engine.scheduling.scoring_form import ScoringSteps, pinned_size
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_bias import with_attention_bias
-from olive_ext.graph.cross import cross_graph
-from olive_ext.graph.edit import drop_shape_hints
-from olive_ext.graph.full_length import with_full_length_kv
-from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.attention_rewrites import with_attention_bias, with_full_length_kv
+from olive_ext.graph.cross_attention import cross_graph
+from olive_ext.graph.nodes import drop_shape_hints
+from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
 from olive_ext.graph.scoring_head import TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
