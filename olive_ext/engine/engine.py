@@ -40,7 +40,6 @@ class Engine:
         if tap is not None:
             self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), self.counters)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
-        self.chunk_size = chunk_size
         self._is_closed = False
 
     @property

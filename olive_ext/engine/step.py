@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.config import EngineConfig
 from olive_ext.engine.requests import Notes, Source
-
-DEFAULT_CHUNK = 256
-"""Tokens of a prompt that a step takes at most, where `engine.chunk_size` is "auto"."""
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -136,11 +132,6 @@ class StepOutput:
     def scores_nbytes(self) -> int:
         """Bytes of the scores, the greedy tokens and the sampled rows."""
         return self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
-
-
-def longest_step(config: EngineConfig) -> int:
-    """Tokens of a prompt that a step takes at most."""
-    return DEFAULT_CHUNK if config.chunk_size == "auto" else config.chunk_size
 
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:

@@ -17,9 +17,9 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, first_line, is_memory_error, is_ort_error
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error, is_ort_error
 from olive_ext.engine.step import LogitsRow, Row, Step
-from olive_ext.errors import ConfigError, MemoryShortageError, RunError
+from olive_ext.errors import ConfigError, MemoryShortageError, RunError, first_line
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.model import open_session, resolve_providers
 from olive_ext.model.types import SourceKind

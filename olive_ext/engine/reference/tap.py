@@ -15,7 +15,7 @@ import numpy as np
 
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.requests import Notes, Request, Result, Source
-from olive_ext.engine.runners.base import Capacity, Runner, Traits
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.step import Batching, IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
@@ -97,15 +97,14 @@ class ResidentTap(Tap):
     its scheduler sees, and so may the reference.
     """
 
-    def __init__(self, candidate: Runner, reference: Runner, divergence: Divergence, longest_step: int) -> None:
-        """`longest_step` is the reference's. Raises `ConfigError` for models of different kinds."""
-        kinds = [runner.traits.source_kind for runner in (reference, candidate)]
+    def __init__(self, candidate: Runner, reference: OpenedRunner, divergence: Divergence) -> None:
+        """Raises `ConfigError` for models of different kinds."""
+        self._reference, self.longest_step = reference
+        kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
         if kinds[0] is not kinds[1]:
             names = [kind.value if kind else "none" for kind in kinds]
             raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
-        reference.residency = candidate.residency
-        self.longest_step = longest_step
-        self._reference = reference
+        self._reference.residency = candidate.residency
         self._divergence = divergence
         self._owed: tuple[Step, ...] = ()
 

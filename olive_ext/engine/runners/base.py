@@ -98,3 +98,10 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the model's memory."""
+
+
+class OpenedRunner(NamedTuple):
+    """A runner on an open model, and the most tokens of a prompt that it takes in one step."""
+
+    runner: Runner
+    chunk_size: int

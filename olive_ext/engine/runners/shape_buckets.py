@@ -19,6 +19,7 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Capacity, Runner
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.model.decisions import BUCKET_FORMS
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,6 @@ FEW_READS = 16
 
 DECODING = (1,)
 """The sizes where only steps that decode have few shapes."""
-
-FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
-"""What users are told, by the steps that have few shapes."""
 
 PADDING = 0
 """A token id that every vocabulary has."""
@@ -143,7 +141,7 @@ class BucketedRunner(Runner):
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {
-            "shapes": FORMS["decoding" if self._sizes == DECODING else "all"],
+            "shapes": BUCKET_FORMS["decoding" if self._sizes == DECODING else "all"],
             "shape_sizes": list(self._sizes),
             "strict_shapes": self._is_strict,
             "shapes_warmed": len(self._warmed),

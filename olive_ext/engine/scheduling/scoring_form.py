@@ -10,7 +10,7 @@ from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.base import Traits
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.step_cost import MIN_CONTEXT, MIN_TOKENS, Choice, StepCost, Target, choose, measure
-from olive_ext.engine.step import DEFAULT_CHUNK
+from olive_ext.model.decisions import DEFAULT_CHUNK
 
 DEFAULT_SIZE = 256
 """Tokens of a tree batch until there has been enough work to measure."""

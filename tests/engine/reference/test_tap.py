@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -19,7 +19,7 @@ from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
-from olive_ext.engine.runners.base import Capacity, Traits
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Traits
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import SHARED_PREFIX, Batching, Copy, LogitsRow, Move, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
@@ -52,7 +52,7 @@ DIVERGENCE = Divergence(open_graph, Device("cpu"))
 
 def compared_engine(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> Engine:
     """An engine that compares with a resident reference."""
-    tap = ResidentTap(candidate, reference, DIVERGENCE, chunk_size)
+    tap = ResidentTap(candidate, OpenedRunner(reference, chunk_size), DIVERGENCE)
     return Engine(candidate, chunk_size, tap=tap)
 
 
@@ -117,7 +117,6 @@ def scored(draw: st.DrawFn) -> list[Request]:
     return [Request(tuple(tokens), draw(st.integers(1, len(tokens) - 1))) for tokens in texts]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     requests=scored(),
     batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),
@@ -141,7 +140,7 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
 
 def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
     """What steps on both can do, and their memory."""
-    tap = ResidentTap(candidate, reference, DIVERGENCE, 8)
+    tap = ResidentTap(candidate, OpenedRunner(reference, 8), DIVERGENCE)
     return tap.traits(candidate), tap.capacity(candidate)
 
 
@@ -191,7 +190,7 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, Batching.SINGLE)
     speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
     with pytest.raises(ConfigError, match=r"the reference's encoder takes features and the model's none"):
-        ResidentTap(FakeRunner(1, Batching.SINGLE), speech, DIVERGENCE, 8)
+        ResidentTap(FakeRunner(1, Batching.SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
     rows = np.zeros((2, 5), np.float32)
     ids = np.zeros(2, np.int64)
     with pytest.raises(ConfigError, match="the reference has logits for 5 tokens and the model for 6"):
@@ -375,7 +374,6 @@ class ShortNudged(ShortRunner, Nudged):
     """A candidate with little memory."""
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     calls=st.lists(scored(), min_size=1, max_size=3),
     batchings=st.tuples(*[st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED])] * 2),
@@ -441,7 +439,6 @@ def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step
 USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     uses=st.lists(st.tuples(USES, scored()), min_size=2, max_size=6),
     batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),
@@ -502,7 +499,6 @@ def test_generation_has_the_candidates_own_slots_and_length() -> None:
         engine.run([Request((1,) * 50, 2)])
 
 
-@settings(max_examples=50, deadline=None)
 @given(first=scored(), second=scored(), form=st.sampled_from([WHOLE, SHORT]), has_tree_batches=st.booleans())
 def test_a_recording_answers_what_it_knows_and_runs_the_rest(
     first: list[Request], second: list[Request], form: Form, has_tree_batches: bool

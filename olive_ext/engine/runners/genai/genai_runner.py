@@ -174,7 +174,7 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
 
 
 def one_line(error: Exception, max_chars: int = 400) -> str:
-    """A message without line breaks."""
+    """The whole message without line breaks: onnxruntime-genai's reasons span lines."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= max_chars else text[: max_chars - 4] + " ..."
 
