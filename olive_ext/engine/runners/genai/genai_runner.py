@@ -15,7 +15,7 @@ import numpy as np
 from olive_ext.engine.requests import Source, refuse_source
 from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, Traits, feed
 from olive_ext.engine.step import Batching, FloatArray, Step, StepOutput
-from olive_ext.errors import RunError, first_line
+from olive_ext.errors import RunError, joined_lines
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
@@ -101,7 +101,7 @@ class GenaiRunner:
         except (RuntimeError, MemoryError) as error:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {first_line(error)}") from error
+            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
     def describe(self) -> Mapping[str, Any]:
