@@ -13,9 +13,8 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from olive_ext.backends.context_pairs import CompletePairs
-from olive_ext.backends.failures import one_line
-from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -29,6 +28,8 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
     brings that back), requests of different target lengths are not answered from one another's rows, and a token that
     spans the join of context and continuation is scored instead of failing.
     """
+
+    kind = "hf"
 
     def __init__(self, *args: Any, hflm_rolling_bos: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)

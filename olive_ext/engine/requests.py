@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import OliveExtError
+from olive_ext.stats.compared_fields import COMPARED, Compared
+
+TokenArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens wanted behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
     `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True.
     """
@@ -49,7 +52,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Source:
-    """What an encoder is given: token ids [S] (integers), or features without a batch axis (floating point).
+    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
 
     Two are equal when their content is.
     """
@@ -66,10 +69,9 @@ class Source:
         object.__setattr__(self, "key", digest.hexdigest())
 
 
-def refuse_source(source: Source | None) -> None:
-    """Raises for a source that is meant for a model without an encoder."""
-    if source is not None:
-        raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
+def source_key(source: Source | None) -> str:
+    """The digest of a source; empty where there is none."""
+    return "" if source is None else source.key
 
 
 @dataclass(frozen=True)
@@ -111,63 +113,7 @@ class FinishReason(str, Enum):
     LENGTH = "length"
 
 
-COMPARED = np.dtype(
-    [
-        ("kl", "<f4"),
-        ("kl_variance", "<f4"),
-        ("kl_lower", "<f4"),
-        ("tail_mass", "<f4"),
-        ("reference_logprobs", "<f4"),
-        ("reference_is_greedy", "?"),
-        ("same_top", "?"),
-        ("reference_top_logprobs", "<f4"),
-        ("top_logprobs", "<f4"),
-    ]
-)
-"""What a runner notes of a target beside its score where there is a reference: the fields of `Compared`."""
-
 Notes = npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """What a reference says of the same T targets behind the same tokens; arrays [T], natural logarithms."""
-
-    kl: npt.NDArray[np.float32]
-    """KL(reference || this model) of the whole next-token distributions, in nats."""
-
-    kl_variance: npt.NDArray[np.float32]
-    """Of the estimate, in nats squared; 0 where `kl` is exact."""
-
-    kl_lower: npt.NDArray[np.float32]
-    """A bound that the true KL is not under, whatever was drawn; `kl` itself where that is exact."""
-
-    tail_mass: npt.NDArray[np.float32]
-    """Reference's probability of the tokens of which only some were kept; 0 where `kl` is exact."""
-
-    reference_logprobs: npt.NDArray[np.float32]
-    """Of the target, under the reference."""
-
-    reference_is_greedy: npt.NDArray[np.bool_]
-    """The target was the reference's argmax."""
-
-    same_top: npt.NDArray[np.bool_]
-    """Both models' argmax is one token."""
-
-    reference_top_logprobs: npt.NDArray[np.float32]
-    """Of the reference's argmax, under the reference."""
-
-    top_logprobs: npt.NDArray[np.float32]
-    """Of the reference's argmax, under this model."""
-
-    targets: npt.NDArray[np.int64]
-    """The token that was scored."""
-
-    positions: npt.NDArray[np.int64]
-    """How many tokens the models saw before it."""
-
-    def __len__(self) -> int:
-        return len(self.kl)
 
 
 @dataclass(frozen=True)
@@ -179,11 +125,11 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     notes: Notes | None = field(default=None, compare=False)
-    """What the runner noted of each target: `COMPARED`[T] where there is a reference."""
+    """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
-    """What a reference said of the requests' targets, one request behind the other; None where there was none."""
+    """The compared fields of all requests' targets, one request behind the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]
     if len(parts) < len(requests) or not parts:
         return None
@@ -191,5 +137,37 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     scored = [(request.tokens, len(request.tokens) - request.num_targets) for request in requests]
     targets = np.concatenate([np.array(tokens[first:], np.int64) for tokens, first in scored])
     positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
-    said: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
-    return Compared(**said, targets=targets, positions=positions)
+    fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
+    return Compared(**fields, targets=targets, positions=positions)
+
+
+def common_prefix(left: TokenArray, right: TokenArray) -> int:
+    """Number of leading tokens that are equal."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+@dataclass
+class Counters:
+    """What has been requested, fed and shared since an engine was opened."""
+
+    requests: int = 0
+    tokens_naive: int = 0
+    tokens_distinct: int = 0
+    tokens_generated: int = 0
+    tokens_fed: int = 0
+    steps: int = 0
+    idle_rows: int = 0
+    steps_ahead: int = 0
+    """Overlapped steps: those that began before the step before them had been read."""
+
+    rows_dropped: int = 0
+    """Rows of overlapped steps whose sequence turned out to have ended."""
+
+    prefix_hits: int = 0
+    tokens_reused: int = 0
+    copies: int = 0
+    moves: int = 0
+    steps_halved: int = 0

@@ -9,7 +9,7 @@ import math
 
 import onnx
 
-from olive_ext.graph.edit import attribute
+from olive_ext.graph.nodes import attribute
 from olive_ext.graph.value_shapes import Shapes
 
 SMALL = 64

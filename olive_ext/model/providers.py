@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ProviderError
+from olive_ext.config import ExecutionSettings
+from olive_ext.errors import ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
 
@@ -70,6 +71,24 @@ def resolve_providers(
     return tuple(providers)
 
 
+def providers_of(
+    settings: ExecutionSettings, genai_config: Mapping[str, Any], handed_over: Any = None
+) -> tuple[Provider, ...]:
+    """The providers that `settings` name, see `resolve_providers`; their plugin libraries are registered first.
+
+    Raises `ProviderError`, also where two builds of ONNX Runtime are installed.
+    """
+    check_distributions()
+    register_libraries(settings.provider_libraries)
+    return resolve_providers(
+        settings.execution_provider,
+        settings.provider_options,
+        handed_over=handed_over,
+        genai_config=genai_config,
+        allow_cpu_fallback=settings.allow_cpu_fallback,
+    )
+
+
 def available_providers() -> tuple[str, ...]:
     """Full names of the providers that this build has or that a registered library adds, without the remote Azure."""
     import onnxruntime
@@ -97,7 +116,7 @@ def register_libraries(libraries: Mapping[str, str]) -> None:
         except Exception as error:
             # A library that found no device leaves no trace to look up before, only this refusal.
             if "already registered" not in str(error):
-                raise ProviderError(f"provider library '{name}' = '{place}': {' '.join(str(error).split())}") from error
+                raise ProviderError(f"provider library '{name}' = '{place}': {joined_lines(error)}") from error
 
 
 def plugin_devices() -> dict[str, Any]:

@@ -11,19 +11,19 @@ import pytest
 from olive.hardware.accelerator import Device
 from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
 
-from olive_ext.backends.harness import chosen_template
+from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
+from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
+    handler_of,
     hf_config,
     label,
     onnx_config,
     open_baseline,
-    resolve,
     text_decoder,
     torch_device,
 )
-from olive_ext.workflow.measure import measure
 from tests.exports import genai_export, hf_model
 from tests.workflow.recipes import REPORT, Evaluate
 
@@ -117,7 +117,7 @@ def test_composite_models_decoder_is_the_component_with_logits(package: Path, tm
     other.mkdir()
     _no_logits(other / "model.onnx")
     model = CompositeModelHandler([handler(other), handler(package)], ["embedding", "anything"])
-    kind, decoder = resolve(model)
+    kind, decoder = handler_of(model)
     assert (kind, Path(decoder.model_path)) == ("onnx", package / "model.onnx")
 
 

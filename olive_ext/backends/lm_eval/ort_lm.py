@@ -11,26 +11,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
-from olive_ext.backends.context_pairs import CompletePairs
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, ignore_output, known_answers_first
 from olive_ext.backends.lm_eval.identity import answers_key
-from olive_ext.backends.lm_eval.progress import progress_bar
-from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, Observer, TokenRequest, Wanted, nobody
-from olive_ext.backends.lm_eval.slices import encoded_slices
-from olive_ext.backends.versions import versions
+from olive_ext.backends.lm_eval.instances import (
+    CERTAIN,
+    Answer,
+    PendingGeneration,
+    TokenRequest,
+    encoded_slices,
+    progress_bar,
+)
+from olive_ext.backends.package_versions import versions
+from olive_ext.backends.pair_encoding import CompletePairs
 from olive_ext.errors import SessionError, TaskError
-from olive_ext.model import content_hash, locate, model_kind
-from olive_ext.model.content import hf_content_hash
+from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
-from olive_ext.session import open as open_session
+from olive_ext.session.opening import open_model
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
 class OrtLM(CompletePairs):
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
 
-    `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
-    arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
+    `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
+    to close. The other arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
 
     `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
     order: with lm-eval's request, what the session was asked for it, and what it answered.
@@ -51,24 +55,27 @@ class OrtLM(CompletePairs):
 
     def __init__(
         self,
-        pretrained: str | None = None,
+        pretrained: str | ResolvedModel | None = None,
         *,
         session: Session | None = None,
         observer: Observer | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self._observer = observer or nobody
+        self.observer = observer or ignore_output
+        self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
+        given = OrtLMArguments.of(pretrained, arguments)
         given.check(has_session=session is not None)
         self._arguments = given
         self._owns_session = session is None
-        self._session: Session | None = session or open_session(str(given.pretrained), **given.opening())
+        self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
         if self._encoding is not None:
             self._refuse_features()
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
+        self.resolved = self._session.model  # None around an engine that a caller made, which counts as "onnx"
+        self.kind = "onnx" if self.resolved is None else self.resolved.kind
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -159,18 +166,18 @@ class OrtLM(CompletePairs):
     def pair_tokenizer(self) -> Tokenizer:
         return self._text
 
+    @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        answers = [CERTAIN] * len(requests)
+        answers: dict[int, Answer] = {}
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             for places, tokens in encoded_slices(requests, lambda request: "".join(request.args), self._encode):
                 found = self._score(tokens, [requests[place] for place in places], advance)
-                for place, answer in zip(places, found, strict=True):
-                    answers[place] = answer
-        return answers
+                answers.update(zip(places, found, strict=True))
+        return [answers[place] for place in range(len(requests))]
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule, which asks for each text by itself what is computed here at once."""
@@ -203,7 +210,7 @@ class OrtLM(CompletePairs):
         def take(at: int, output: ScoringOutput) -> None:
             keep(scored[at], (output.logprob, output.is_greedy))
             if instances:
-                self._observer(instances[scored[at]], asked[at], output)
+                self.observer(instances[scored[at]], asked[at], output)
 
         for index in sorted(set(range(len(requests))).difference(scored)):
             keep(index, CERTAIN)
@@ -214,25 +221,23 @@ class OrtLM(CompletePairs):
         """As in HFLM an encoder-decoder's context goes to the encoder, and the target alone to the decoder."""
         return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
 
+    @known_answers_first
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability in nats of each whole text, of which every token is scored once."""
-        prefix = self.prefix_token_id
-        asked = [RollingRequest(self._rolling_ids(request.args[0]), prefix) for request in requests]
+        prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
+        encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
+        asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, output: RollingOutput) -> None:
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
-                self._observer(requests[index], asked[index], output)
+                self.observer(requests[index], asked[index], output)
                 advance(1)
 
             outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
         return [output.logprob for output in outputs]
 
-    def _rolling_ids(self, text: str) -> list[int]:
-        if self._arguments.hflm_rolling_bos:
-            return self._text.encode(text)
-        return self._text.encode_rolling(text, self.prefix_token_id)
-
+    @known_answers_first
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
@@ -244,7 +249,7 @@ class OrtLM(CompletePairs):
                 text = self._thinking.answer(output.tokens, item.settings.until)
                 for index in item.owners:
                     answers[index] = text
-                    self._observer(requests[index], item.request, output)
+                    self.observer(requests[index], item.request, output)
                 if not item.settings.is_sampled:
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
@@ -252,9 +257,9 @@ class OrtLM(CompletePairs):
             self.session.generate([item.request for item in wanted], on_result=keep)
         return answers
 
-    def _wanted(self, requests: list[Instance]) -> list[Wanted]:
+    def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
         eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-        wanted: dict[tuple[str, int], Wanted] = {}
+        wanted: dict[tuple[str, int], PendingGeneration] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
@@ -268,7 +273,7 @@ class OrtLM(CompletePairs):
                 asked = settings.request(prompt, self.max_length, repeat, stops)
                 if self._encoding is not None:
                     asked = replace(asked, prompt="", source=prompt)
-                wanted[key, repeat] = Wanted(settings, asked, [])
+                wanted[key, repeat] = PendingGeneration(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
 
@@ -284,12 +289,7 @@ class OrtLM(CompletePairs):
     @cached_property
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
-        given = self._arguments
-        if given.pretrained is None:
-            return None
-        if given.kind == "hf" or (given.kind == "auto" and model_kind(given.pretrained) == "hf"):
-            return hf_content_hash(Path(given.pretrained)) if Path(given.pretrained).is_dir() else None
-        return content_hash(locate(given.pretrained, given.onnx_file_name, given.tokenizer))
+        return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
     def answers_key(self) -> str:
         """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""

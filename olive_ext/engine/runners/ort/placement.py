@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from olive_ext.errors import ProviderError
 from olive_ext.graph.large_values import large_nodes
-from olive_ext.graph.load import ModelProto
+from olive_ext.graph.onnx_file import ModelProto
 
 _KERNELS: Mapping[tuple[str, str], str] = {
     ("cuda", "GroupQueryAttention"): "CUDA's GroupQueryAttention takes float16 and bfloat16",
