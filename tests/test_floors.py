@@ -43,7 +43,7 @@ FLOORS = {
     "olive_ext.engine.runners": [["base"], ["shape_buckets"], ["trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
-        ["inputs"],
+        ["inputs", "placement"],
         ["head", "capture", "companion_inputs"],
         ["ort_runner"],
         ["opening"],
