@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, find_head
+from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, Walk
 from olive_ext.graph.late_rows import LateRows, RowPicker, find_late_rows, move_rows
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, remove_dead
 
@@ -92,16 +92,17 @@ def add_scoring_head(
     vocab_size = _static_dim(logits, -1)
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
     picker = RowPicker(writer, has_rows=has_rows)
+    walk = Walk(graph)
     kind: Literal["hidden", "logits"] = "hidden"
     products: tuple[tuple[int, int], ...] = ()
     try:
-        head = find_head(graph, logits_name, vocab_size)
+        head = walk.find_head(logits_name, vocab_size)
     except NotUnderstood as error:
         value = picker.pick(logits_name, vocab_size, is_flat=True)
         kind, reason = "logits", f"rows are picked from the logits: {error}"
     else:
         vocab_size = head.vocab_size
-        late = _late_rows(graph, head, logits_name, keeps_layers)
+        late = _late_rows(walk, head, logits_name, keeps_layers)
         reason = _describe(head, late)
         products = () if isinstance(late, str) else late.products
         value = _head_of_rows(writer, picker, head, late)
@@ -204,12 +205,12 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _late_rows(graph: onnx.GraphProto, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
+def _late_rows(walk: Walk, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
     """The nodes before the head that can run on the scored rows, or the reason why none can."""
     if keeps_layers:
         return keeps_layers
     try:
-        return find_late_rows(graph, head, logits_name)
+        return find_late_rows(walk, head, logits_name)
     except NotUnderstood as error:
         return str(error)
 
@@ -254,14 +255,12 @@ def _static_dim(value: onnx.ValueInfoProto, axis: int) -> int | None:
 
 def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
     """Whether the head's rows come from a Gather on the positions, with or without an Unsqueeze, as exporters prune."""
+    walk = Walk(graph)
     try:
-        head = find_head(graph, logits_name, None)
+        head = walk.find_head(logits_name, None)
     except NotUnderstood:
         return False
-    producers = {name: node for node in graph.node for name in node.output}
-    node = producers.get(head.rows)
+    node = walk.producers.get(head.rows)
     while node is not None and node.op_type in LAYOUT:
-        node = producers.get(node.input[0])
-    if node is None or node.op_type != "Gather":
-        return False
-    return attribute(node, "axis", 0) in (1, -2)
+        node = walk.producers.get(node.input[0])
+    return node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) in (1, -2)

@@ -27,8 +27,7 @@ from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedP
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_rewrites import with_attention_bias, with_full_length_kv
-from olive_ext.graph.cross_attention import cross_graph
+from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
 from olive_ext.graph.nodes import drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
 from olive_ext.graph.scoring_head import TokenForm, check_scoring, scoring_graph
