@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from olive_ext.engine.oom_split import halve, joined
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Capacity, Runner
-from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 
@@ -65,7 +64,7 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 class BucketedRunner(Runner):
     """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no branches.
+    steps that decode, the others in any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
@@ -108,8 +107,9 @@ class BucketedRunner(Runner):
         """In several steps where the slot has no room for what would be added to one."""
         padded = self.padded(step)
         if padded is None:
-            first, second = _halves(step)
-            return joined(self.run(first), self.run(second))
+            halves = halve(step, Batching.SINGLE)
+            assert halves is not None, "a step of one token fits wherever its tokens do"
+            return joined(self.run(replace(halves[0], copies=step.copies)), self.run(halves[1]))
         if self._is_shaped(step):
             self._note(shape_of(padded))
         output = self._inner.run(padded)
@@ -204,13 +204,6 @@ def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
         ((0, PADDING),) * reads,
         (0,) * samples,
     )
-
-
-def _halves(step: Step) -> tuple[Step, Step]:
-    halves = halve(step, Batching.SINGLE)
-    assert halves is not None, "a step of one token fits wherever its tokens do"
-    first, second = halves
-    return replace(first, copies=step.copies), second
 
 
 def _up_to(number: int) -> tuple[int, ...]:

@@ -14,13 +14,12 @@ from dataclasses import replace
 from olive_ext.engine.requests import Counters, FinishReason, source_key
 from olive_ext.engine.runners.base import Capacity, Traits
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
-from olive_ext.engine.scheduling.sequences import Answer, Sequence, draw
+from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
 
 IDLE_TOKEN = 0
-UNLIMITED = 2**31
 
 
 class Scheduler:
@@ -129,7 +128,7 @@ class Scheduler:
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    self._append(sequence, best if sequence.rng is None else _draw(sequence, next(samples)))
+                    self._append(sequence, best if sequence.rng is None else sequence.draw(next(samples)))
             sequence.computed += len(row.tokens)
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
@@ -267,9 +266,3 @@ def _read_positions(sequence: Sequence, row: Row) -> list[int]:
     if sequence.wants_next(last):
         found.add(last)
     return sorted(found)
-
-
-def _draw(sequence: Sequence, logits_V: FloatArray) -> int:
-    assert sequence.generation is not None
-    assert sequence.rng is not None
-    return draw(logits_V, sequence.generation.sampling, sequence.rng)
