@@ -24,7 +24,7 @@ def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> Ope
 
         return open_hf_runner(model)
     if runtime == "genai":
-        from olive_ext.engine.runners.genai.genai_model import open_genai_runner
+        from olive_ext.engine.runners.genai.genai_runner import open_genai_runner
 
         return open_genai_runner(model, profile_prefix)
     from olive_ext.engine.runners.ort.opening import open_ort_runner

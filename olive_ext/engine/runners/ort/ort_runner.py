@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,19 +119,14 @@ class OrtRunner(Runner):
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
-        try:
+        shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
+        with named_ort_failures(f"on a step of {shape}"):
             for copy in step.copies:
                 self._kv.copy(copy)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
-        except Exception as error:
-            if isinstance(error, RunError) or not is_ort_error(error):
-                raise
-            kind = MemoryShortageError if is_memory_error(error) else RunError
-            shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-            raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -214,9 +210,17 @@ def _grown(capacity: int, wanted: int) -> int:
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def is_ort_error(error: Exception) -> bool:
-    """ONNX Runtime raises its own classes, and RuntimeError from its allocators."""
-    return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, MemoryError))
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Turns errors of ONNX Runtime, which raises its own classes, and RuntimeError from its allocators, into
+    `MemoryShortageError` or `RunError`."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+            raise
+        kind = MemoryShortageError if is_memory_error(error) else RunError
+        raise kind(f"ONNX Runtime failed {doing}: {first_line(error)}") from error
 
 
 def is_memory_error(error: Exception) -> bool:
