@@ -33,7 +33,7 @@ class Engine:
     ) -> None:
         """`chunk_size`: most tokens of a prompt in one step."""
         self.counters = Counters()
-        self._runner = runner
+        self.runner = runner
         self._tap = tap or NoTap()
         self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), self.counters)
         self._generating = self._scoring
@@ -41,11 +41,6 @@ class Engine:
             self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), self.counters)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
-
-    @property
-    def runner(self) -> Runner:
-        """Executes the steps."""
-        return self._runner
 
     @property
     def context_length(self) -> int:
@@ -74,7 +69,7 @@ class Engine:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
         one plan needs."""
         loop, source = self._generating, iter(items)
-        window = WINDOW_PER_SLOT * self._runner.capacity.num_slots
+        window = WINDOW_PER_SLOT * self.runner.capacity.num_slots
         with self._running():
             self._enter(loop)
             batch = list(islice(source, window))
@@ -96,13 +91,13 @@ class Engine:
             for loop in self._loops:
                 loop.close()
             self._is_closed = True
-            self._runner.close()
+            self.runner.close()
             self._tap.close()
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
-        counters = {**asdict(self.counters), "host_bytes": self._runner.host_bytes + self._tap.host_bytes}
-        return {**self._scoring.describe(), **self._runner.describe(), **self._tap.describe(), "counters": counters}
+        counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
+        return {**self._scoring.describe(), **self.runner.describe(), **self._tap.describe(), "counters": counters}
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
@@ -129,7 +124,7 @@ class Engine:
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
-        if not self._runner.residency.claim(loop):
+        if not self.runner.residency.claim(loop):
             loop.reset()
 
     @contextmanager

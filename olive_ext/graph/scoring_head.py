@@ -33,12 +33,20 @@ class TokenForm:
 
 
 @dataclass(frozen=True)
-class _Outputs:
-    """Which outputs the head has besides its own, and whether its R may be 0; see `add_scoring_head`."""
+class HeadOutputs:
+    """Which outputs the head has besides the scores, and whether its R may be 0."""
 
-    exposes_rows: bool
-    has_rows: bool
-    tokens: TokenForm | None
+    exposes_rows: bool = False
+    """Adds the output `score_logits`."""
+
+    has_rows: bool = False
+    """R is promised to be never 0, so that no node needs to check."""
+
+    tokens: TokenForm | None = None
+    """Adds the output `next_ids` in that form."""
+
+
+SCORES_ONLY = HeadOutputs()
 
 
 @dataclass(frozen=True)
@@ -67,20 +75,12 @@ class ScoringGraph:
 
 
 def add_scoring_head(
-    model: onnx.ModelProto,
-    logits_name: str,
-    *,
-    exposes_rows: bool = False,
-    has_rows: bool = False,
-    tokens: TokenForm | None = None,
-    keeps_layers: str = "",
+    model: onnx.ModelProto, logits_name: str, outputs: HeadOutputs = SCORES_ONLY, *, keeps_layers: str = ""
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
     Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
-    `exposes_rows` adds the output `score_logits`. `has_rows` promises that R is never 0, so that no node needs to
-    check. `tokens` adds the output `next_ids` in that form.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -91,7 +91,7 @@ def add_scoring_head(
     elem_type = logits.type.tensor_type.elem_type
     vocab_size = _static_dim(logits, -1)
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
-    picker = RowPicker(writer, has_rows=has_rows)
+    picker = RowPicker(writer, has_rows=outputs.has_rows)
     walk = Walk(graph)
     kind: Literal["hidden", "logits"] = "hidden"
     products: tuple[tuple[int, int], ...] = ()
@@ -107,26 +107,21 @@ def add_scoring_head(
         products = () if isinstance(late, str) else late.products
         value = _head_of_rows(writer, picker, head, late)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows, tokens))
+    _score(writer, value, elem_type, vocab_size, outputs)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size, products)
 
 
 def scoring_graph(
-    elem_type: int,
-    vocab_size: int | None = None,
-    rank: int = 3,
-    *,
-    exposes_rows: bool = False,
-    tokens: TokenForm | None = None,
+    elem_type: int, vocab_size: int | None = None, rank: int = 3, outputs: HeadOutputs = SCORES_ONLY
 ) -> onnx.ModelProto:
     """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
     `rank` is 2."""
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
-    value = RowPicker(writer, has_rows=False).pick("logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows=False, tokens=tokens))
+    value = RowPicker(writer, has_rows=outputs.has_rows).pick("logits", vocab_size, is_flat=True)
+    _score(writer, value, elem_type, vocab_size, outputs)
     return model_of(graph, 21)
 
 
@@ -146,7 +141,7 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: _Outputs) -> None:
+def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: HeadOutputs) -> None:
     """Adds the nodes from `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])

@@ -197,13 +197,9 @@ def shape_of(step: Step) -> Shape:
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
-    """A step of that shape at the beginning of the first slots."""
-    return Step(
-        tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows)),
-        (LogitsRow(0, 0),) * reads,
-        ((0, PADDING),) * reads,
-        (0,) * samples,
-    )
+    """A step that is padded to that shape, at the beginning of the first slots."""
+    filled = tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows))
+    return Step(filled, targets=((0, PADDING),) * reads, samples=(0,) * samples)
 
 
 def _up_to(number: int) -> tuple[int, ...]:

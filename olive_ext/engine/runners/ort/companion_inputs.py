@@ -118,12 +118,10 @@ class Encoder:
         self.num_runs += 1
         spec = self._spec
         dtype = {**_FLOATS, **_INTEGERS}[spec.source.elem_type]
-        feed: dict[str, npt.NDArray[np.generic]] = {spec.source.name: source.array[None].astype(dtype)}
-        if spec.mask is not None:
-            feed[spec.mask.name] = _ones(spec.mask, len(source.array))
         binding = self._session.io_binding()
-        for name, array in feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        binding.bind_cpu_input(spec.source.name, np.ascontiguousarray(source.array[None], dtype))
+        if spec.mask is not None:
+            binding.bind_cpu_input(spec.mask.name, _ones(spec.mask, len(source.array)))
         found = self._run(self._session, binding, dict.fromkeys((*spec.outputs.values(), spec.states)))
         values = {name: found[output] for name, output in spec.outputs.items()}
         states = found[spec.states]

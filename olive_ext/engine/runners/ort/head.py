@@ -17,7 +17,7 @@ from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import ScoringGraph, TokenForm, add_scoring_head
+from olive_ext.graph.scoring_head import SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
@@ -47,18 +47,10 @@ class Head(Protocol):
     def describe(self) -> Mapping[str, Any]: ...
 
 
-def with_head(
-    proto: ModelProto,
-    spec: DecoderSpec,
-    *,
-    exposes_rows: bool = False,
-    has_rows: bool = False,
-    tokens: TokenForm | None = None,
-) -> ScoringGraph:
+def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    rows = {"exposes_rows": exposes_rows, "has_rows": has_rows}
-    return add_scoring_head(proto, spec.logits.name, **rows, tokens=tokens, keeps_layers=keeps)
+    return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
 class GraphHead:
