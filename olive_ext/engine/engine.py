@@ -87,17 +87,22 @@ class Engine:
                         on_result(index, results[index])
         return [results[index] for index in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        """`(key, result)` pairs in the order in which they complete. `items` is read as far ahead as one plan needs."""
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        """`(key, result)` pairs in the order in which they complete. `items` is read as far ahead as one plan needs.
+
+        None among them means that no more is there for now: what has been read runs, and `items` is read again when all
+        of it has a slot.
+        """
         source = iter(items)
         window = WINDOW_PER_SLOT * self._runner.num_slots
         with _Guard(self):
-            batch = list(islice(source, window))
-            while batch or self._scheduler.has_work:
-                if batch and self._scheduler.num_waiting == 0 and self._fits(batch):
-                    self._admit_all(batch)
-                    batch = list(islice(source, window))
-                for answer in self._step():
+            batch = _read(source, window)
+            while batch is not None or self._scheduler.has_work:
+                if batch is not None and self._scheduler.num_waiting == 0 and self._fits(batch):
+                    if batch:
+                        self._admit_all(batch)
+                    batch = _read(source, window)
+                for answer in self._step() if self._scheduler.has_work else ():
                     yield answer.key, answer.result()
 
     def reset(self) -> None:
@@ -105,6 +110,12 @@ class Engine:
         self._begun = None
         self._scheduler = self._new_scheduler()
         self._thread.settle()
+
+    def release_memory(self) -> None:
+        """`reset`, and frees what has grown with use; the next run allocates it anew."""
+        self.reset()
+        self._runner.release_memory()
+        self._scheduler = self._new_scheduler()
 
     def close(self) -> None:
         """Releases the model. Calling it again does nothing."""
@@ -218,6 +229,16 @@ class _Guard:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._engine.reset()
+
+
+def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
+    """The next items, `count` at most, up to the first None; None where there are no more."""
+    found: list[tuple[Hashable, Request]] = []
+    for item in islice(source, count):
+        if item is None:
+            return found
+        found.append(item)
+    return found or None
 
 
 def _positions(requests: Iterable[Request]) -> int:

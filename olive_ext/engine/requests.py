@@ -178,6 +178,9 @@ class Result:
     is_greedy: tuple[bool, ...] = ()
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
+    stop_id: int | None = None
+    """The stop id that ended the generation, where one did."""
+
     notes: Notes | None = field(default=None, compare=False)
     """What the runner noted of each target: `COMPARED`[T] where there is a reference."""
 

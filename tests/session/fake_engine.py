@@ -35,7 +35,7 @@ class FakeEngine:
         self.context_length = context_length
         self.counters = FakeCounters()
         self.requests: list[Request] = []
-        self.num_closed = self.num_resets = self.num_open_iterators = 0
+        self.num_closed = self.num_resets = self.num_released = self.num_open_iterators = 0
         self._answers = dict(answers or {})
         self._slots = slots
 
@@ -58,6 +58,9 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.num_resets += 1
+
+    def release_memory(self) -> None:
+        self.num_released += 1
 
     def close(self) -> None:
         self.num_closed += 1
@@ -82,7 +85,7 @@ class FakeEngine:
         tokens: list[int] = []
         for token in self._answers.get(request.tokens, request.tokens):
             if token in generation.stop_ids:
-                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID)
+                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=token)
             tokens.append(token)
             if generation.is_finished is not None and generation.is_finished(tokens):
                 return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOPPED)

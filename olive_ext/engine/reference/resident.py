@@ -104,6 +104,10 @@ class PairRunner(WrappedRunner):
         candidate = self._inner.run(whole)
         return replace(candidate, logits_RV=None, notes_T=self._notes(step, reference, candidate))
 
+    def release_memory(self) -> None:
+        self._inner.release_memory()
+        self._reference.release_memory()
+
     def describe(self) -> Mapping[str, Any]:
         return {**self._inner.describe(), "reference": {"mode": "resident", **self._reference.describe()}}
 

@@ -64,11 +64,14 @@ class SharingEngine:
     def run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result]:
         return self._turns.take(self._engine).run(requests, on_result)
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         return self._turns.take(self._engine).run_continuous(items)
 
     def reset(self) -> None:
         self._engine.reset()
+
+    def release_memory(self) -> None:
+        self._engine.release_memory()
 
     def close(self) -> None:
         self._engine.close()
@@ -108,12 +111,16 @@ class ComparingEngine:
             engine.run([requests[place] for place in places], keep)
         return [results[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         return self._alone.run_continuous(items)
 
     def reset(self) -> None:
         self._alone.reset()
         self._compared.reset()
+
+    def release_memory(self) -> None:
+        self._alone.release_memory()
+        self._compared.release_memory()
 
     def close(self) -> None:
         self._alone.close()

@@ -130,6 +130,12 @@ class BucketedRunner(WrappedRunner):
             width=self.capacity,
         )
 
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self._inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
+
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {

@@ -71,6 +71,9 @@ class WrappedRunner:
     def run(self, step: Step) -> StepOutput:
         return self._inner.run(step)
 
+    def release_memory(self) -> None:
+        self._inner.release_memory()
+
     def describe(self) -> Mapping[str, Any]:
         return self._inner.describe()
 

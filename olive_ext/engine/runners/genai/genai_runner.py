@@ -104,6 +104,11 @@ class GenaiRunner:
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {one_line(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
+    def release_memory(self) -> None:
+        """Drops the generator, which owns the KV cache."""
+        self._forget()
+        self.capacity = 0
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,

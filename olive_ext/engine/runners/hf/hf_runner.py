@@ -123,6 +123,15 @@ class HfRunner:
         self._slot = [*past, *row.tokens]
         return logits_RV
 
+    def release_memory(self) -> None:
+        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        import torch
+
+        self._forget()
+        self._slot = []
+        self._trunk_cells = 0
+        torch.cuda.empty_cache()
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,

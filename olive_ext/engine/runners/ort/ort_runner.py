@@ -19,7 +19,7 @@ from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.kv.base import Device, KvStore
 from olive_ext.engine.runners.ort.kv.tree_cells import SharedPrefixKv
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.types import DecoderSpec, SourceKind
 
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
+
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
 MEMORY_WORDS = (
     "to allocate",
@@ -174,6 +177,32 @@ class OrtRunner:
             **(self._encoder.describe() if self._encoder is not None else {}),
             **(self._capture.describe() if self._capture is not None else {}),
         }
+
+    def release_memory(self) -> None:
+        """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
+        if self._capture is not None:
+            self._capture.forget()
+        if self._encoder is not None:
+            self._encoder.close()
+        else:
+            self._shrink_arena()
+        self._kv.release_memory()
+        if self._trunk is not None:
+            self._trunk.kv.release_memory()
+
+    def _shrink_arena(self) -> None:
+        """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An
+        encoder-decoder runs nothing without a source: its arenas keep what they have.)"""
+        if (arena := self.device.arena) is None:
+            return
+        self._kv.release_memory()
+        self.reserve(1)
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
 
     def close(self) -> None:
         self._kv.close()

@@ -35,6 +35,11 @@ class Device:
     def has_pointers(self) -> bool:
         return self.kind in POINTER_DEVICES
 
+    @property
+    def arena(self) -> str | None:
+        """The device's arena as ONNX Runtime's run options name it; None where it has none that can be shrunk."""
+        return {"cpu": "cpu:0", "cuda": f"gpu:{self.index}"}.get(self.kind)
+
 
 @dataclass(frozen=True)
 class KvPlace:
@@ -83,6 +88,11 @@ class KvStore(ABC):
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """Which form it is, for `describe_execution`."""
+
+    def release_memory(self) -> None:
+        """Releases the memory until `reserve` allocates anew."""
+        self.close()
+        self.capacity = 0
 
     @abstractmethod
     def close(self) -> None:
