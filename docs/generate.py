@@ -18,6 +18,7 @@ from pydantic import BaseModel  # noqa: E402
 
 from olive_ext.cli.bench import BENCH_OPTIONS  # noqa: E402
 from olive_ext.cli.compare import COMPARE_OPTIONS, REPORT_HELP  # noqa: E402
+from olive_ext.cli.evalution import OUTPUT_HELP, SPEC_HELP  # noqa: E402
 from olive_ext.cli.options import OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import (  # noqa: E402
     ABOUT,
@@ -160,6 +161,9 @@ def cli() -> str:
                 *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in COMPARE_OPTIONS),
             ],
         ),
+        "## `olive-ext evalution SPEC [--output FILE]`",
+        COMMANDS["evalution"],
+        _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", OUTPUT_HELP)]),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
         _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from olive_ext.cli.bench import bench_command
 from olive_ext.cli.compare import compare_command
+from olive_ext.cli.evalution import evalution_command
 from olive_ext.cli.options import written_values
 from olive_ext.config import EvaluationConfig, schema
 from olive_ext.errors import ConfigError
@@ -54,6 +55,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,
+    "evalution": evalution_command,
     "check": check_command,
     "schema": schema_command,
 }

@@ -8,6 +8,7 @@ from typing import NoReturn
 from olive_ext import __version__
 from olive_ext.cli.bench import BENCH_OPTIONS
 from olive_ext.cli.compare import add_arguments as add_compare_arguments
+from olive_ext.cli.evalution import add_arguments as add_evalution_arguments
 from olive_ext.cli.options import OPTIONS, add_options
 from olive_ext.config import SCHEMA_KINDS
 
@@ -16,6 +17,7 @@ COMMANDS = {
     "evaluate": "Evaluate one model with lm-eval tasks.",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
+    "evalution": "Run Evalution's suites on one model, as its YAML specification says.",
     "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
     "check": "Say what a recipe or a model resolves to, without running it.",
     "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
@@ -53,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     made["bench"].add_argument("model", metavar="MODEL", help=BENCH_MODEL_HELP)
     add_options(made["bench"], BENCH_OPTIONS)
     add_compare_arguments(made["compare"])
+    add_evalution_arguments(made["evalution"])
     made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)

@@ -14,7 +14,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.session import open as open_session
 
 
-@dataclass
+@dataclass(slots=True)  # as its base: without slots a field of that one has no default
 class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: ignore[misc] # Evalution has no types
     """Runs ONNX models on ONNX Runtime (and Hugging Face models on transformers, as `olive_ext.open` does).
 
