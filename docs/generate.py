@@ -16,17 +16,18 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from olive_ext.cli.bench import BENCH_OPTIONS  # noqa: E402
-from olive_ext.cli.compare import COMPARE_OPTIONS, REPORT_HELP  # noqa: E402
-from olive_ext.cli.evalution import OUTPUT_HELP, SPEC_HELP  # noqa: E402
-from olive_ext.cli.options import OPTIONS, SET_HELP, Option  # noqa: E402
+from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import (  # noqa: E402
     ABOUT,
     BENCH_MODEL_HELP,
     COMMANDS,
+    COMPARE_OPTIONS,
     MODEL_HELP,
+    REPORT_HELP,
+    RESULT_HELP,
     RUN_HELP,
     SCHEMA_HELP,
+    SPEC_HELP,
     TARGET_HELP,
     VERIFY_HELP,
 )
@@ -163,7 +164,7 @@ def cli() -> str:
         ),
         "## `olive-ext evalution SPEC [--output FILE]`",
         COMMANDS["evalution"],
-        _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", OUTPUT_HELP)]),
+        _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", RESULT_HELP)]),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
         _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),
