@@ -46,8 +46,8 @@ class FakeEngine:
                 on_result(index, results[index])
         return results
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        source = iter(items)
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        source = (item for item in items if item is not None)
         self.num_open_iterators += 1
         try:
             while batch := list(islice(source, self._slots)):

@@ -79,5 +79,5 @@ def all_suites() -> list[Any]:
     return [
         LocalMMLU(num_fewshot=1, stream=False),
         LocalHellaSwag(stream=False),
-        LocalGSM8K(num_fewshot=2, stream=False, max_new_tokens=12),
+        LocalGSM8K(variant="base", stream=False, max_new_tokens=12),
     ]
