@@ -20,6 +20,7 @@ from olive_ext.engine.scheduling.shared_prefix import CELLS_PER_POSITION, FIRST_
 from olive_ext.engine.scheduling.step_thread import StepThread
 from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError, RunError
+from olive_ext.model.free_memory import trim_host_memory
 from olive_ext.model.types import SourceKind
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Engine:
         self.reset()
         self._runner.release_memory()
         self._scheduler = self._new_scheduler()
+        trim_host_memory()
 
     def close(self) -> None:
         """Releases the model. Calling it again does nothing."""

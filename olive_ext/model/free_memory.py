@@ -7,7 +7,9 @@ translated here. Knows no model.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,3 +135,10 @@ def _is_divided(nvml: Any, handle: Any) -> bool:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     except nvml.NVMLError:  # devices that cannot be divided refuse the question
         return False
+
+
+def trim_host_memory() -> None:
+    """Gives the system what this process has freed and its allocator keeps. glibc's allocator keeps even megabytes once
+    it has seen a buffer of that size come and go; others have no such function, and nothing happens."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
