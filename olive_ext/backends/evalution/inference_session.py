@@ -116,6 +116,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
                 yield number, self._generation(prepared)
 
         for number, output in self._session.generate_continuous(feed()):
+            arrivals.check()
             key, request = running.pop(number)
             put(key, self._generated(request, output))
 

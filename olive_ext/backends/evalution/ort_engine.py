@@ -18,18 +18,13 @@ from olive_ext.session import open as open_session
 class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: ignore[misc] # Evalution has no types
     """Runs ONNX models on ONNX Runtime (and Hugging Face models on transformers, as `olive_ext.open` does).
 
-    Of the fields that all of Evalution's engines have, `dtype` is for Hugging Face models (a graph has its own) and
-    `padding_side` has no meaning: nothing is padded. `device` ("cpu", "cuda:1") stands for a provider of that name.
+    `dtype` is for Hugging Face models (a graph has its own), `padding_side` has no meaning (nothing is padded), and
+    `device` ("cpu", "cuda:1") stands for a provider of that name. The other fields are as in a recipe.
     """
 
     execution_provider: str | list[str] | None = None
-    """As in a recipe: a name, or a list in order of preference."""
-
     provider_options: dict[str, Any] | list[dict[str, Any]] | None = None
-    """Options of the first provider, or a list with one entry for each."""
-
     engine: dict[str, Any] | None = None
-    """Settings of the decoder runner, as the block `engine` of a recipe."""
 
     def build(self, model: Model) -> OrtInferenceSession:
         """A session on `model.path`. `model.model_kwargs` are further arguments of `olive_ext.open`.
@@ -68,11 +63,14 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
 
 
 def _refuse(model: Model, *, trusts_code: bool) -> None:
-    if model.revision is not None:
-        raise ConfigError(f"'revision' = '{model.revision}': download that revision, and give its folder as 'path'")
-    if trusts_code:
-        raise ConfigError("'trust_remote_code' = true: code from a model's repository is never run")
-    if model.tokenizer_kwargs:
-        raise ConfigError(f"'tokenizer_kwargs' = {model.tokenizer_kwargs}: not supported; save the tokenizer with them")
-    if not isinstance(model.tokenizer, str | Path | None):
-        raise ConfigError("'tokenizer' is an object: save it, and give its folder as 'tokenizer_path'")
+    """Raises for what `olive_ext.open` has no argument for."""
+    refused = {
+        "'revision': download it, and give its folder as 'path'": model.revision is not None,
+        "'trust_remote_code': code from a model's repository is never run": trusts_code,
+        "'tokenizer_kwargs': save the tokenizer with them": bool(model.tokenizer_kwargs),
+        "'tokenizer' is an object: save it, and give its folder as 'tokenizer_path'": not isinstance(
+            model.tokenizer, str | Path | None
+        ),
+    }
+    if found := [text for text, is_given in refused.items() if is_given]:
+        raise ConfigError("; ".join(found))

@@ -76,7 +76,7 @@ def test_device_names_a_provider() -> None:
 @pytest.mark.parametrize(
     ("settings", "fields", "words"),
     [
-        ({}, {"revision": "main"}, "'revision' = 'main'"),
+        ({}, {"revision": "main"}, "'revision'"),
         ({}, {"trust_remote_code": True}, "'trust_remote_code'"),
         ({"trust_remote_code": True}, {}, "'trust_remote_code'"),
         ({}, {"tokenizer_kwargs": {"use_fast": False}}, "'tokenizer_kwargs'"),
