@@ -223,7 +223,6 @@ def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int
 
 
 @given(calls=st.lists(requests_of(max_sources=1), min_size=2, max_size=3), has_tree_batches=st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_released_memory_is_allocated_anew_and_changes_no_result(
     calls: list[list[Request]], has_tree_batches: bool
 ) -> None:

@@ -42,7 +42,7 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
             **model.model_kwargs,
         }
         session = open_session(model.path, **arguments)
-        self.resolved_engine = type(self).__name__
+        self.resolved_engine = type(self).__name__  # type: ignore[misc] # a slot of the base, which has no types
         return OrtInferenceSession(
             session,
             max_new_tokens=self.max_new_tokens,

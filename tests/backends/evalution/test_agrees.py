@@ -121,9 +121,8 @@ def test_text_is_stripped_and_keeps_the_token_that_ended_it(ours: OrtInferenceSe
     assert all(output.text == output.text.strip() for output in found)
 
 
-def test_500_requests_of_mixed_kinds_from_five_threads(ours: OrtInferenceSession, family: str) -> None:
-    if family != "llama":
-        pytest.skip("one family is enough")
+def test_500_requests_of_mixed_kinds_from_five_threads() -> None:
+    ours, reference = open_ours("llama"), theirs("llama")
     draw = Draw(7)
     scoring = [draw.scoring(number) for number in range(240)]
     rolling = [draw.rolling(number) for number in range(40)]
@@ -135,10 +134,10 @@ def test_500_requests_of_mixed_kinds_from_five_threads(ours: OrtInferenceSession
         texts = pool.submit(ours.generate, generation[:110])
         streamed = pool.submit(lambda: dict(ours.generate_continuous(enumerate(generation[110:]))))
         prepared = [ours.prepare_requests(generation) for _ in range(3)]
-    reference = theirs(family)
     in_order = [streamed_scores.result()[number] for number in range(120)]
     check_scores([*scores.result(), *in_order], reference.loglikelihood(scoring))
     check_scores(rolled.result(), reference.loglikelihood_rolling(rolling))
     found = [*texts.result(), *(streamed.result()[number] for number in range(110))]
     assert found == reference.generate(generation)
     assert prepared == [reference.prepare_requests(generation)] * 3
+    ours.close()
