@@ -17,11 +17,6 @@ from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec
 from olive_ext.model.types import Device as Device
 
-    @property
-    def arena(self) -> str | None:
-        """The device's arena as ONNX Runtime's run options name it; None where it has none that can be shrunk."""
-        return {"cpu": "cpu:0", "cuda": f"gpu:{self.index}"}.get(self.kind)
-
 
 @dataclass(frozen=True)
 class KvPlace:
