@@ -235,7 +235,7 @@ class Scheduler:
         assert generation is not None
         assert answer is not None
         if token in generation.stop_ids:
-            answer.finish_reason = FinishReason.STOP_ID
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return
         answer.generated.append(token)
         self._counters.tokens_generated += 1

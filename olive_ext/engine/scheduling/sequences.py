@@ -26,6 +26,7 @@ class Answer:
         self._num_missing = num_targets
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
+        self.stop_id: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -45,9 +46,8 @@ class Answer:
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
-        return Result(
-            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
-        )
+        scores = tuple(self._logprobs), tuple(self._is_greedy)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
 
 
 @dataclass(frozen=True)
