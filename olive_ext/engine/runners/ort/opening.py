@@ -133,8 +133,8 @@ class _Opener:
     def tree_attention(
         self, proto: ModelProto, spec: DecoderSpec
     ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:
-        """The graph with inputs for branches, the spec with them, and what they are; None where the model has no use
-        for them, with a note where it is the graph that cannot take them."""
+        """The graph with inputs for tree batches, the spec with them, and what they are; None where the model has no
+        use for them, with a note where it is the graph that cannot take them."""
         if self.model.scoring.value == "rows":
             return proto, spec, None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
