@@ -77,7 +77,6 @@ DOORS = {
         "olive_ext.model.attention",
         "olive_ext.model.encoder_spec",
         "olive_ext.model.locate",
-        "olive_ext.model.rounding",
     ],
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.base import OpenedRunner
-from olive_ext.engine.runners.genai.genai_runner import GenaiRunner, one_line
+from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
 from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.attention import rotary_rows
@@ -144,7 +144,7 @@ def _import() -> Any:
         import onnxruntime_genai
     except ImportError as error:
         raise ProviderError(
-            f"this model needs onnxruntime-genai, which cannot be imported ({one_line(error)}): install "
+            f"this model needs onnxruntime-genai, which cannot be imported ({joined_lines(error)}): install "
             f"olive-ext[cpu] or olive-ext[gpu], which bring it, or set 'engine.runtime' to \"onnxruntime\""
         ) from error
     return onnxruntime_genai
@@ -202,7 +202,7 @@ def _rotary_rows(files: ModelFiles) -> int | None:
 
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:
-    reason = one_line(error)
+    reason = joined_lines(error)
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
         return ProviderError(

@@ -15,7 +15,7 @@ import numpy as np
 from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, GeneratorTraits, feed
 from olive_ext.engine.step import FloatArray, Step, StepOutput
-from olive_ext.errors import RunError
+from olive_ext.errors import RunError, joined_lines
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
@@ -78,7 +78,7 @@ class GenaiRunner(Runner):
         except (RuntimeError, MemoryError) as error:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {one_line(error)}") from error
+            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
     def describe(self) -> Mapping[str, Any]:
@@ -171,12 +171,6 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
         logprobs_T[place] = float(logits_V[token]) - log_sums[row]
     samples_KV = logits_RV[list(step.samples)] if step.samples else np.empty((0, vocab_size), np.float32)
     return StepOutput(logprobs_T, greedy_R.astype(np.int64), samples_KV)
-
-
-def one_line(error: Exception, max_chars: int = 400) -> str:
-    """The whole message without line breaks: onnxruntime-genai's reasons span lines."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= max_chars else text[: max_chars - 4] + " ..."
 
 
 def _stack(rows: list[FloatArray]) -> FloatArray:
