@@ -65,7 +65,7 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 class BucketedRunner(Runner):
     """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no branches.
+    steps that decode, the others in any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
