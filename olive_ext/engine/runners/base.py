@@ -93,8 +93,8 @@ class Runner(ABC):
 
     @abstractmethod
     def release_memory(self) -> None:
-        """Frees what has grown with use: KV caches, captured steps, kept encoder outputs, the allocator's spare memory. The
-        weights stay, and `reserve` makes room again."""
+        """Frees what has grown with use: KV caches, captured steps, kept encoder outputs, the allocator's spare memory.
+        The weights stay, and `reserve` makes room again."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
