@@ -1,0 +1,120 @@
+"""When enough documents were asked: a claim is certainly kept, certainly broken, or all documents are done.
+
+Knows no model: documents go out as numbers, values come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.stats.confidence_sequence import Bet, Evidence, joined, limits
+from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues
+
+_LEAST_BATCH = 16
+_ROUNDING = 1e-12
+"""Above float64's errors, below all differences that matter. The bound is moved by it: nothing lies exactly on it."""
+
+Verdict = Literal["kept", "broken", "open"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That the wanted number is at least (`kept` "above") or at most ("below") `bound`.
+
+    `distance`: from the bound to the number of a candidate that equals its reference (for a loss within 0.01: 0.01).
+    """
+
+    bound: float
+    kept: Literal["above", "below"]
+    distance: float
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`estimate` is of the whole population, in the interval from `low` to `high` (all three equal where all is asked).
+
+    "kept" and "broken" are each wrong with probability at most 1 - confidence, whenever they are read.
+    """
+
+    verdict: Verdict
+    estimate: float
+    low: float
+    high: float
+    num_asked: int
+    num_documents: int
+
+
+class Sampler:
+    """Draws documents in batches until the claim is decided; draws on where "all" is wanted after all.
+
+    while sampler.decision().verdict == "open":
+        documents = sampler.next_batch()
+        sampler.update(values of these documents, in this order)
+
+    The draws are those of `seed` and the values: a run that is repeated or resumed asks the same documents in the same
+    order. No document is drawn twice; those that have no weight are not drawn at all.
+    """
+
+    def __init__(self, population: Population, claim: Claim, seed: int = 0) -> None:
+        self._population = population
+        self._claim = claim
+        self._bound = claim.bound - _ROUNDING if claim.kept == "above" else claim.bound + _ROUNDING
+        self._evidence = Evidence(population, self._bound, claim.distance)
+        self._queues = Queues(population, np.random.default_rng(seed))
+        self._num_documents = self._queues.num_left
+        self._pending: tuple[IntArray, FloatArray] | None = None
+        self._bets: list[Bet] = []
+
+    def next_batch(self, count: int | None = None) -> IntArray:
+        """Numbers of the next documents; all that are left where `count` is as large.
+
+        Without `count` a tenth of those asked so far: the overshoot stays small, and the batches become large.
+        """
+        if self._pending is not None:
+            raise ValueError("the values of the last batch are missing")
+        if count is None:
+            count = max(_LEAST_BATCH, self._num_documents // 200, len(self._bets) // 10)
+        scores_RH = self._evidence.scores_RH
+        documents = self._queues.draw(count, self._evidence.unseen_RH[0], scores_RH[0])
+        self._pending = documents, scores_RH
+        return documents
+
+    def update(self, values: npt.ArrayLike) -> None:
+        """Takes the values of the last batch's documents, in its order; ValueError where one is out of its limits."""
+        if self._pending is None:
+            raise ValueError("there is no batch that values are missing of")
+        documents, scores_RH = self._pending
+        shares = self._population.shares(documents, values)
+        for position, document in enumerate(documents):
+            one = slice(position, position + 1)
+            strata, weights = self._population.strata_N[[document]], self._population.weights_N[[document]]
+            self._bets.append(self._evidence.observe(strata, shares[one], weights, scores_RH))
+        self._pending = None
+
+    def decision(self) -> Decision:
+        """As of the last update."""
+        bets, bound = joined(self._bets), self._bound
+        low, high = (float(limits_R[0]) for limits_R in self._evidence.logical_limits())
+        if len(bets.values_R) == self._num_documents:
+            estimate = high = low
+        else:
+            low, high = limits(bets, bound, (low, high), self._claim.confidence)
+            estimate = _estimate(bets.values_R, self._num_documents) if len(bets.values_R) else (low + high) / 2
+        side = "above" if low >= bound else "below" if high <= bound else None
+        verdict: Verdict = "open" if side is None else "kept" if side == self._claim.kept else "broken"
+        return Decision(verdict, estimate, low, high, len(bets.values_R), self._num_documents)
+
+
+def _estimate(values_T: FloatArray, num_documents: int) -> float:
+    """Mean of the Z_t, each of which has the wanted number as its mean (Des Raj 1956): unbiased at any number of draws
+    that was fixed beforehand. Draw t counts 1 / (N - t + 1)^2, because what is left to vary shrinks with what is left;
+    weights that depended on the values could bias it. Where the values decided when to stop it may be off by a part of
+    the interval's width: the interval is what holds then.
+    """
+    left = num_documents - np.arange(len(values_T))
+    return float(np.average(values_T, weights=1.0 / left**2))
