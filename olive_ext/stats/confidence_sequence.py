@@ -40,14 +40,14 @@ _DISTANCES_K = np.array([0.5, 1.0, 3.0])
 _PORTIONS_K = np.array([0.25, 0.5, 0.25])
 """Bets for a wanted number that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
 
-_MOST_LOST = 0.85
+_MOST_LOST = 0.9
 """Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
 
-_LEAST_SPREAD = 0.1
-"""The guard: no stratum's standard deviation counts for less. A stratum without any flip is drawn at no less than a fifth
-of the least certain one's rate, so that a candidate that breaks only what the reference is sure of is caught."""
+_LEAST_SPREAD = 0.07
+"""The guard: no stratum's standard deviation counts for less. Strata without any flip are drawn at a seventh of the rate
+of the least certain ones or more, so that a candidate that breaks only what the reference is sure of is caught."""
 
-_PRECISION = 1e-7
+_PRECISION = 1e-6
 """Of limits, in units of the wanted number."""
 
 _GUESSED = 2.0
@@ -89,10 +89,10 @@ class Evidence:
         deviations: FloatArray = np.maximum(np.sqrt(self._beliefs()[1]), _LEAST_SPREAD)
         return deviations
 
-    def logical_limits(self) -> tuple[FloatArray, FloatArray]:
-        """What the wanted number is at least and at most, whatever the unseen documents hold; [R] each."""
-        lows_R = self._population.offset + self.seen_R
-        return lows_R, lows_R + self.unseen_RH.sum(axis=1)
+    def logical_limits(self, run: int = 0) -> tuple[float, float]:
+        """What the wanted number is at least and at most, whatever the unseen documents of the run hold."""
+        low = self._population.offset + float(self.seen_R[run])
+        return low, low + float(self.unseen_RH[run].sum())
 
     def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
         """Settles the bets on one drawn document of each run, and learns from it.
@@ -113,7 +113,7 @@ class Evidence:
         )
         stakes_SKR = self._stakes(np.sum(self.unseen_RH * ratios_RH * variances_RH, axis=1), reaches_SR)
         self._log_wealth_SKR += np.log1p(_SIGNS_S[:, None, None] * stakes_SKR * (values_R - self._bound))
-        self.peaks_SR = np.maximum(self.peaks_SR, _mixed(self._log_wealth_SKR))
+        self.peaks_SR = np.maximum(self.peaks_SR, mixed(self._log_wealth_SKR))
         self._learn(strata_R, shares_R, weights_R)
         return Bet(values_R, stakes_SKR)
 
@@ -159,17 +159,17 @@ def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: fl
     says more than "above" (or "below") the bound at the end that lies beyond it. `logical` are the limits without bets.
     """
     needed = -math.log1p(-confidence)
-    low, high = (_last_rejected(bets, side, logical[side], bound, needed) for side in (ABOVE, BELOW))
-    return low, high
+    low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)
+    return low, _last_rejected(bets, BELOW, (logical[1], max(bound, logical[0])), needed)
 
 
-def _last_rejected(bets: Bet, side: int, logical: float, bound: float, needed: float) -> float:
-    """Of the values from `logical` to the bound the last one that is rejected: the wealth falls on the way."""
-    if logical >= bound if side == ABOVE else logical <= bound:
-        return logical
-    if _peak(bets, side, bound) >= needed:
-        return bound
-    rejected, kept = logical, bound
+def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
+    """Of the values from one end, which cannot be, to the other the last that is rejected: wealth falls on the way."""
+    rejected, kept = ends
+    if (kept - rejected) * _SIGNS_S[side] <= 0:
+        return rejected
+    if _peak(bets, side, kept) >= needed:
+        return kept
     while abs(rejected - kept) > _PRECISION:
         middle = (rejected + kept) / 2
         rejected, kept = (middle, kept) if _peak(bets, side, middle) >= needed else (rejected, middle)
@@ -180,10 +180,10 @@ def _peak(bets: Bet, side: int, null: float) -> float:
     """Logarithm of the greatest wealth against `null`, from the bound on to where the side's evidence points away from:
     no bet can lose more there than against the bound itself, for which the stakes were made."""
     gains_KT = _SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
-    return float(_mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))
+    return float(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))
 
 
-def _mixed(log_wealth: FloatArray) -> FloatArray:
+def mixed(log_wealth: FloatArray) -> FloatArray:
     """Logarithm of the sum of the portions' wealths, axis K before the last: a mixture of martingales is one."""
     together: FloatArray = np.logaddexp.reduce(log_wealth + np.log(_PORTIONS_K)[:, None], axis=-2)
     return together

@@ -5,6 +5,7 @@ Knows no model: documents go out as numbers, values come in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Qu
 
 _LEAST_BATCH = 16
 _ROUNDING = 1e-12
-"""Above float64's errors, below all differences that matter. The bound is moved by it: nothing lies exactly on it."""
+"""Above float64's errors, below all differences that matter: what lies this near the bound keeps the claim."""
 
 Verdict = Literal["kept", "broken", "open"]
 
@@ -52,7 +53,7 @@ class Decision:
 class Sampler:
     """Draws documents in batches until the claim is decided; draws on where "all" is wanted after all.
 
-    while sampler.decision().verdict == "open":
+    while sampler.verdict == "open":
         documents = sampler.next_batch()
         sampler.update(values of these documents, in this order)
 
@@ -63,8 +64,7 @@ class Sampler:
     def __init__(self, population: Population, claim: Claim, seed: int = 0) -> None:
         self._population = population
         self._claim = claim
-        self._bound = claim.bound - _ROUNDING if claim.kept == "above" else claim.bound + _ROUNDING
-        self._evidence = Evidence(population, self._bound, claim.distance)
+        self._evidence = Evidence(population, claim.bound, claim.distance)
         self._queues = Queues(population, np.random.default_rng(seed))
         self._num_documents = self._queues.num_left
         self._pending: tuple[IntArray, FloatArray] | None = None
@@ -73,12 +73,12 @@ class Sampler:
     def next_batch(self, count: int | None = None) -> IntArray:
         """Numbers of the next documents; all that are left where `count` is as large.
 
-        Without `count` a tenth of those asked so far: the overshoot stays small, and the batches become large.
+        Without `count` as many as `batch_size` gives.
         """
         if self._pending is not None:
             raise ValueError("the values of the last batch are missing")
         if count is None:
-            count = max(_LEAST_BATCH, self._num_documents // 200, len(self._bets) // 10)
+            count = batch_size(self._num_documents, len(self._bets))
         scores_RH = self._evidence.scores_RH
         documents = self._queues.draw(count, self._evidence.unseen_RH[0], scores_RH[0])
         self._pending = documents, scores_RH
@@ -96,18 +96,32 @@ class Sampler:
             self._bets.append(self._evidence.observe(strata, shares[one], weights, scores_RH))
         self._pending = None
 
+    @property
+    def verdict(self) -> Verdict:
+        """As of the last update. What documents prove by themselves counts before what bets say."""
+        bound, slack = self._claim.bound, _ROUNDING if self._claim.kept == "above" else -_ROUNDING
+        low, high = self._evidence.logical_limits()
+        is_above, is_below = self._evidence.peaks_SR[:, 0] >= -math.log1p(-self._claim.confidence)
+        if low + slack >= bound or (is_above and high + slack >= bound):
+            return "kept" if self._claim.kept == "above" else "broken"
+        if high + slack < bound or is_below:
+            return "kept" if self._claim.kept == "below" else "broken"
+        return "open"
+
     def decision(self) -> Decision:
-        """As of the last update."""
-        bets, bound = joined(self._bets), self._bound
-        low, high = (float(limits_R[0]) for limits_R in self._evidence.logical_limits())
-        if len(bets.values_R) == self._num_documents:
-            estimate = high = low
-        else:
-            low, high = limits(bets, bound, (low, high), self._claim.confidence)
-            estimate = _estimate(bets.values_R, self._num_documents) if len(bets.values_R) else (low + high) / 2
-        side = "above" if low >= bound else "below" if high <= bound else None
-        verdict: Verdict = "open" if side is None else "kept" if side == self._claim.kept else "broken"
-        return Decision(verdict, estimate, low, high, len(bets.values_R), self._num_documents)
+        """As of the last update, with the interval."""
+        bets, (low, high) = joined(self._bets), self._evidence.logical_limits()
+        num_asked = len(self._bets)
+        if num_asked == self._num_documents:
+            return Decision(self.verdict, low, low, low, num_asked, num_asked)
+        low, high = limits(bets, self._claim.bound, (low, high), self._claim.confidence)
+        estimate = _estimate(bets.values_R, self._num_documents) if num_asked else (low + high) / 2
+        return Decision(self.verdict, estimate, low, high, num_asked, self._num_documents)
+
+
+def batch_size(num_documents: int, num_asked: int) -> int:
+    """A tenth of those asked so far: few are asked in vain behind the decisive one, and batches become large."""
+    return max(_LEAST_BATCH, num_documents // 200, num_asked // 10)
 
 
 def _estimate(values_T: FloatArray, num_documents: int) -> float:

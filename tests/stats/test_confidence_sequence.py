@@ -1,0 +1,140 @@
+"""Bets against exact enumeration of all draws from small populations, and against simulation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from olive_ext.stats.confidence_sequence import ABOVE, BELOW, Bet, Evidence, joined, limits
+from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
+
+SIGNS = {ABOVE: 1, BELOW: -1}
+
+
+def small(name: str) -> tuple[Population, np.ndarray]:
+    """A population of five or six documents and its shares."""
+    if name == "answers":
+        population = difference_population([1, 1, 1, 0, 0])
+        return population, np.array([1.0, 0.0, 1.0, 0.0, 1.0])
+    if name == "clusters":
+        return mean_population([1, 2, 5, 3, 1], highest=0.5), np.array([0.1, 0.9, 0.0, 0.3, 1.0])
+    strata, expected = np.array([0, 0, 1, 1, 2]), np.array([0.9, 0.2, 0.5])
+    return Population(np.ones(5), np.zeros(5), np.ones(5), strata, expected), np.array([1.0, 1.0, 0.0, 0.0, 0.4])
+
+
+def wanted(population: Population, shares: np.ndarray) -> float:
+    return population.offset + float(population.weights_N @ shares)
+
+
+def all_paths(
+    population: Population, shares: np.ndarray, evidence: Evidence, done: tuple[int, ...] = (), chance: float = 1.0
+) -> Iterator[tuple[float, list[Bet]]]:
+    """(probability, bets) of every order in which the documents can be drawn, scores anew before each draw."""
+    scores = evidence.scores_RH
+    probabilities = draw_probabilities(evidence.unseen_RH, scores)[0] if len(done) < len(shares) else []
+    if len(done) == len(shares):
+        yield chance, []
+    for document in set(range(len(shares))) - set(done):
+        stratum, weight = population.strata_N[document], population.weights_N[document]
+        within = weight / evidence.unseen_RH[0, stratum]
+        after = copy.deepcopy(evidence)
+        bet = after.observe(np.array([stratum]), shares[[document]], population.weights_N[[document]], scores)
+        below = all_paths(population, shares, after, (*done, document), chance * probabilities[stratum] * within)
+        yield from ((one, [bet, *rest]) for one, rest in below)
+
+
+@pytest.mark.parametrize("name", ["answers", "clusters", "guesses"])
+@pytest.mark.parametrize("shift", [-0.1, 0.0, 0.07])
+def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: str, shift: float) -> None:
+    population, shares = small(name)
+    truth = wanted(population, shares)
+    bound = truth + shift
+    paths = list(all_paths(population, shares, Evidence(population, bound, 0.1)))
+    chances = np.array([chance for chance, _ in paths])
+    assert chances.sum() == pytest.approx(1)
+    bets = [joined(path) for _, path in paths]
+    values = np.array([bet.values_R for bet in bets])
+    assert chances @ values == pytest.approx(np.full(len(shares), truth))  # Z_t of every t
+    for side in (ABOVE,) if shift > 0 else (BELOW,) if shift < 0 else (ABOVE, BELOW):
+        gains = np.array([1 + SIGNS[side] * bet.stakes_SKR[side] * (bet.values_R - truth) for bet in bets])
+        assert gains.min() > 0
+        wealth = gains.cumprod(axis=2)
+        assert np.tensordot(chances, wealth, axes=1) == pytest.approx(np.ones(wealth.shape[1:]))
+
+
+@pytest.mark.parametrize("name", ["answers", "clusters", "guesses"])
+def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name: str) -> None:
+    population, shares = small(name)
+    truth = wanted(population, shares)
+    for bound in (truth, truth - 0.15, truth + 0.15):
+        missed = 0.0
+        for chance, path in all_paths(population, shares, Evidence(population, bound, 0.3)):
+            low, high = limits(joined(path), bound, (-1, 1), 0.6)  # what was ever rejected stays so
+            missed += chance * (low > truth + 1e-9 or high < truth - 1e-9)
+        assert missed <= 0.4
+
+
+def test_last_draw_has_the_truth_itself() -> None:
+    population, shares = small("clusters")
+    for _, path in list(all_paths(population, shares, Evidence(population, 0.2, 0.1)))[:10]:
+        assert path[-1].values_R == pytest.approx(wanted(population, shares))
+
+
+def drawn_bets(bound: float, num_draws: int = 150) -> tuple[Bet, Evidence]:
+    """Bets of one run on answers without any loss, drawn at random."""
+    random = np.random.default_rng(3)
+    reference = (random.random(1000) < 0.7).astype(float)
+    population = difference_population(reference, random.random(1000))
+    evidence, bets = Evidence(population, bound, 0.05), []
+    for document in random.permutation(1000)[:num_draws]:
+        where = population.strata_N[[document]], reference[[document]], population.weights_N[[document]]
+        bets.append(evidence.observe(*where, population.unseen_H[None] * 0 + 1))
+    return joined(bets), evidence
+
+
+def test_limits_are_those_of_a_grid() -> None:
+    bets, evidence = drawn_bets(-0.05, 60)
+    low, high = limits(bets, -0.05, (-1, 1), 0.95)
+    for side, found, grid in ((ABOVE, low, np.linspace(-0.3, -0.05, 400)), (BELOW, high, np.linspace(-0.05, 0.3, 400))):
+        gains = SIGNS[side] * bets.stakes_SKR[side][:, :, None] * (bets.values_R[:, None] - grid)
+        wealth = np.tensordot([0.25, 0.5, 0.25], np.exp(np.log1p(gains).cumsum(axis=1)), axes=1).max(axis=0)
+        kept = grid[wealth < 20]
+        assert found == pytest.approx(kept.min() if side == ABOVE else kept.max(), abs=0.001)
+    assert evidence.peaks_SR[ABOVE, 0] < np.log(20)
+
+
+def test_evidence_that_reaches_the_level_ends_the_interval_at_the_bound() -> None:
+    bets, evidence = drawn_bets(-0.05)
+    assert evidence.peaks_SR[ABOVE, 0] > np.log(20)
+    low, high = limits(bets, -0.05, (-1, 1), 0.95)
+    assert low == -0.05
+    assert -0.05 < high < 0.1
+
+
+def test_limits_without_bets_are_the_logical_ones() -> None:
+    assert limits(joined([]), 0.0, (-0.6, 0.4), 0.95) == (-0.6, 0.4)
+    assert limits(joined([]), 0.0, (0.1, 0.4), 0.95) == (0.1, 0.4)
+    assert limits(joined([]), 0.0, (-0.6, -0.2), 0.95) == (-0.6, -0.2)
+
+
+def test_many_runs_at_once_are_single_runs() -> None:
+    population, shares = small("answers")
+    orders = np.array([[0, 3, 1, 4], [2, 1, 4, 0]])
+    together = Evidence(population, -0.1, 0.1, num_runs=2)
+    alone = [Evidence(population, -0.1, 0.1) for _ in orders]
+    for documents in orders.T:
+        scores = together.scores_RH
+        where = population.strata_N[documents], shares[documents], population.weights_N[documents]
+        values = together.observe(*where, scores).values_R
+        for run, evidence in enumerate(alone):
+            one = evidence.observe(*(array[[run]] for array in where), evidence.scores_RH)
+            assert one.values_R[0] == values[run]
+    assert together.peaks_SR.tolist() == np.concatenate([one.peaks_SR for one in alone], axis=1).tolist()
+
+
+def test_distance_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="not positive"):
+        Evidence(small("answers")[0], 0.0, 0.0)
