@@ -17,7 +17,7 @@ from pathlib import Path
 import common
 import numpy as np
 
-from olive_ext.stats.confidence_sequence import ABOVE, BELOW, Evidence, mixed
+from olive_ext.stats.betting import ABOVE, BELOW, Evidence, mixed
 from olive_ext.stats.sampling_design import (
     FloatArray,
     Population,
@@ -163,7 +163,7 @@ class Runs:
 
     def batch(self) -> FloatArray:
         """Draws as many as the sampler would; greatest logarithm of the wealth [S, R] against the truth meanwhile."""
-        scores = self.evidence.scores_RH
+        scores = self.evidence.scores()
         count = min(batch_size(self.num_documents, self._num_drawn), self.num_documents - self._num_drawn)
         self._num_drawn += count
         return np.max([self._draw(scores) for _ in range(count)], axis=0)
@@ -224,8 +224,8 @@ def least_draws(case: Case) -> int:
     """Draws until the best bets reach the level if each stratum's share was known beforehand, in expectation.
 
     With the best allocation a draw has the variance S^2, S = sum of weight left x standard deviation, and the logarithm
-    of a Kelly bettor's wealth grows by distance^2 / (2 S^2) (small distances); S shrinks as strata are used up. No guard
-    is in it: where hardly anything flips it is less than anyone needs who does not know that beforehand.
+    of a Kelly bettor's wealth grows by distance^2 / (2 S^2) (small distances); S shrinks as strata are used up. No
+    guard is in it: where hardly anything flips it is less than anyone needs who does not know that beforehand.
     """
     population, gap, grown, count = case.population, case.truth - case.bound, 0.0, 0
     means = np.bincount(population.strata_N, weights=case.shares_N) / np.bincount(population.strata_N)

@@ -1,154 +1,18 @@
-"""Bets against a bound, whose wealth is evidence at every stopping time, and the limits that follow from them.
+"""Limits that hold at every stopping time, from the bets of one run.
 
-Knows neither documents nor batches: one draw of a stratum at a time, in R independent runs at once (one in an
-evaluation, thousands in a simulation).
-
-**What is bet on.** Draw t picks stratum h with probability p_h and a document of it in proportion to weight; U_h is the
-stratum's weight not yet drawn, mu_h any guess of its mean share made before the draw. Then
-
-    Z_t = offset + seen + sum_g U_g mu_g + (share - mu_h) U_h / p_h
-
-has the wanted number as its mean, whatever was drawn before and however p and mu were chosen from that (Horvitz and
-Thompson 1952, for one draw; Des Raj 1956, JASA 51, for draws without replacement; mu is a control variate, which takes
-the differences between strata out of the variance). So for a wanted number of at most m every product of
-
-    1 + stake_t (Z_t - m),   0 <= stake_t < 1 / (m - least possible Z_t),   stake_t chosen before the draw
-
-is a non-negative supermartingale that starts at 1, and exceeds 1 / error ever with probability at most `error` (Ville
-1939). That is the betting confidence sequence of Waudby-Smith and Ramdas (2024, JRSS B 86; without replacement: 2020,
-NeurIPS), with unequal probabilities that of Shekhar, Xu, Lipton, Liang and Ramdas (2023, UAI). One martingale over all
-strata: which stratum comes next is drawn, too, so no stratum's mean is a nuisance parameter, and no level is divided
-among strata (compare Spertus and Stark 2022, for fixed allocations). Strata, probabilities and guesses decide how soon
-the wealth grows, never whether a limit holds: an adversary who knows the design is covered.
+Knows neither documents nor strata: the bets' values and stakes are all it needs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, draw_probabilities
-
-ABOVE, BELOW = 0, 1
-"""Sides of the first axis S: evidence that the wanted number is above the bound, and that it is below it."""
-
-_SIGNS_S = np.array([1.0, -1.0])
-_DISTANCES_K = np.array([0.5, 1.0, 3.0])
-_PORTIONS_K = np.array([0.25, 0.5, 0.25])
-"""Bets for a wanted number that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
-
-_MOST_LOST = 0.9
-"""Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
-
-_LEAST_SPREAD = 0.07
-"""The guard: no stratum's standard deviation counts for less. Strata without any flip are drawn at a seventh of the rate
-of the least certain ones or more, so that a candidate that breaks only what the reference is sure of is caught."""
+from olive_ext.stats.betting import ABOVE, BELOW, SIGNS_S, Bet, mixed
 
 _PRECISION = 1e-6
 """Of limits, in units of the wanted number."""
-
-_GUESSED = 2.0
-"""Documents that the first guess of a stratum counts for."""
-
-
-@dataclass(frozen=True)
-class Bet:
-    """One draw: `values_R` are the Z_t, `stakes_SKR` what was bet on them."""
-
-    values_R: FloatArray
-    stakes_SKR: FloatArray
-
-
-class Evidence:
-    """What the draws so far say about `bound`.
-
-    `distance` is where bets expect the wanted number: how far from the bound a candidate that equals its reference
-    lies. Another distance loses draws, not validity.
-    """
-
-    def __init__(self, population: Population, bound: float, distance: float, num_runs: int = 1) -> None:
-        if not distance > 0:
-            raise ValueError("the distance between the bound and a candidate that equals its reference is not positive")
-        self._population = population
-        self._bound = bound
-        self._distances_K = distance * _DISTANCES_K
-        strata = (num_runs, len(population.expected_H))
-        self.unseen_RH = np.tile(population.unseen_H, (num_runs, 1))
-        self.seen_R = np.zeros(num_runs)
-        self._counts_RH, self._sums_RH, self._squares_RH = np.zeros(strata), np.zeros(strata), np.zeros(strata)
-        self._log_wealth_SKR = np.zeros((len(_SIGNS_S), len(_DISTANCES_K), num_runs))
-        self.peaks_SR = np.zeros((len(_SIGNS_S), num_runs))
-        """Logarithm of the greatest wealth so far: bets may be stopped at it, so evidence is never lost again."""
-
-    @property
-    def scores_RH(self) -> FloatArray:
-        """For `draw_probabilities`: standard deviations within strata as they are believed to be, guarded."""
-        deviations: FloatArray = np.maximum(np.sqrt(self._beliefs()[1]), _LEAST_SPREAD)
-        return deviations
-
-    def logical_limits(self, run: int = 0) -> tuple[float, float]:
-        """What the wanted number is at least and at most, whatever the unseen documents of the run hold."""
-        low = self._population.offset + float(self.seen_R[run])
-        return low, low + float(self.unseen_RH[run].sum())
-
-    def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
-        """Settles the bets on one drawn document of each run, and learns from it.
-
-        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's.
-        """
-        runs = np.arange(len(strata_R))
-        means_RH, variances_RH = self._beliefs()
-        probabilities_RH = draw_probabilities(self.unseen_RH, scores_RH)
-        ratios_RH = self.unseen_RH / np.where(probabilities_RH > 0, probabilities_RH, 1)
-        centres_R = self._population.offset + self.seen_R + np.sum(self.unseen_RH * means_RH, axis=1)
-        values_R = centres_R + (shares_R - means_RH[runs, strata_R]) * ratios_RH[runs, strata_R]
-        reaches_SR = np.stack(
-            [
-                self._bound - centres_R + np.max(means_RH * ratios_RH, axis=1),
-                centres_R + np.max((1 - means_RH) * ratios_RH, axis=1) - self._bound,
-            ]
-        )
-        stakes_SKR = self._stakes(np.sum(self.unseen_RH * ratios_RH * variances_RH, axis=1), reaches_SR)
-        self._log_wealth_SKR += np.log1p(_SIGNS_S[:, None, None] * stakes_SKR * (values_R - self._bound))
-        self.peaks_SR = np.maximum(self.peaks_SR, mixed(self._log_wealth_SKR))
-        self._learn(strata_R, shares_R, weights_R)
-        return Bet(values_R, stakes_SKR)
-
-    def _beliefs(self) -> tuple[FloatArray, FloatArray]:
-        """Mean and variance of each stratum's shares, [R, H] each; the first guess is of shares that are 0 or 1."""
-        counts_RH, expected_H = self._counts_RH + _GUESSED, self._population.expected_H
-        means_RH = (self._sums_RH + _GUESSED * expected_H) / counts_RH
-        squares_RH = (self._squares_RH + _GUESSED * expected_H) / counts_RH
-        return means_RH, np.maximum(squares_RH - means_RH**2, 0)
-
-    def _stakes(self, variances_R: FloatArray, reaches_SR: FloatArray) -> FloatArray:
-        """Kelly's (1956) stake for a mean gain d with variance v, about d / (v + d^2), held below what a draw can cost.
-
-        `reaches_SR` are how far below (above) the bound Z can lie.
-        """
-        gains_K1 = self._distances_K[:, None]
-        wanted_KR = gains_K1 / (variances_R + gains_K1**2)
-        most_SR = _MOST_LOST / np.maximum(reaches_SR, 1e-300)
-        stakes: FloatArray = np.minimum(wanted_KR, most_SR[:, None])
-        return stakes
-
-    def _learn(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray) -> None:
-        cells = np.arange(len(strata_R)), strata_R
-        self._counts_RH[cells] += 1
-        self._sums_RH[cells] += shares_R
-        self._squares_RH[cells] += shares_R**2
-        self.seen_R += weights_R * shares_R
-        self._population.remove(self.unseen_RH, strata_R, weights_R)
-
-
-def joined(bets: Sequence[Bet]) -> Bet:
-    """Successive bets of one run as one, draws on its axis R."""
-    none = Bet(np.zeros(0), np.zeros((len(_SIGNS_S), len(_DISTANCES_K), 0)))
-    values = np.concatenate([bet.values_R for bet in (none, *bets)])
-    return Bet(values, np.concatenate([bet.stakes_SKR for bet in (none, *bets)], axis=2))
 
 
 def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: float) -> tuple[float, float]:
@@ -166,7 +30,7 @@ def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: fl
 def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
     """Of the values from one end, which cannot be, to the other the last that is rejected: wealth falls on the way."""
     rejected, kept = ends
-    if (kept - rejected) * _SIGNS_S[side] <= 0:
+    if (kept - rejected) * SIGNS_S[side] <= 0:
         return rejected
     if _peak(bets, side, kept) >= needed:
         return kept
@@ -179,11 +43,5 @@ def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: floa
 def _peak(bets: Bet, side: int, null: float) -> float:
     """Logarithm of the greatest wealth against `null`, from the bound on to where the side's evidence points away from:
     no bet can lose more there than against the bound itself, for which the stakes were made."""
-    gains_KT = _SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
+    gains_KT = SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
     return float(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))
-
-
-def mixed(log_wealth: FloatArray) -> FloatArray:
-    """Logarithm of the sum of the portions' wealths, axis K before the last: a mixture of martingales is one."""
-    together: FloatArray = np.logaddexp.reduce(log_wealth + np.log(_PORTIONS_K)[:, None], axis=-2)
-    return together

@@ -138,7 +138,8 @@ def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArr
     """Of each stratum to be drawn from next. With standard deviations as scores this is Neyman's allocation, of what is
     left (1934, Journal of the Royal Statistical Society 97)."""
     products = unseen_RH * scores_RH
-    probabilities: FloatArray = products / products.sum(axis=-1, keepdims=True)
+    totals = products.sum(axis=-1, keepdims=True)
+    probabilities: FloatArray = products / np.where(totals > 0, totals, 1)  # nothing is left behind the last draw
     return probabilities
 
 

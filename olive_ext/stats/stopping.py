@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.stats.confidence_sequence import Bet, Evidence, joined, limits
+from olive_ext.stats.betting import Bet, Evidence, joined
+from olive_ext.stats.confidence_sequence import limits
 from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues
 
 _LEAST_BATCH = 16
@@ -79,7 +80,7 @@ class Sampler:
             raise ValueError("the values of the last batch are missing")
         if count is None:
             count = batch_size(self._num_documents, len(self._bets))
-        scores_RH = self._evidence.scores_RH
+        scores_RH = self._evidence.scores()
         documents = self._queues.draw(count, self._evidence.unseen_RH[0], scores_RH[0])
         self._pending = documents, scores_RH
         return documents

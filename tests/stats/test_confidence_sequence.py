@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from olive_ext.stats.confidence_sequence import ABOVE, BELOW, Bet, Evidence, joined, limits
+from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined
+from olive_ext.stats.confidence_sequence import limits
 from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
 
 SIGNS = {ABOVE: 1, BELOW: -1}
@@ -33,7 +34,7 @@ def all_paths(
     population: Population, shares: np.ndarray, evidence: Evidence, done: tuple[int, ...] = (), chance: float = 1.0
 ) -> Iterator[tuple[float, list[Bet]]]:
     """(probability, bets) of every order in which the documents can be drawn, scores anew before each draw."""
-    scores = evidence.scores_RH
+    scores = evidence.scores()
     probabilities = draw_probabilities(evidence.unseen_RH, scores)[0] if len(done) < len(shares) else []
     if len(done) == len(shares):
         yield chance, []
@@ -126,11 +127,11 @@ def test_many_runs_at_once_are_single_runs() -> None:
     together = Evidence(population, -0.1, 0.1, num_runs=2)
     alone = [Evidence(population, -0.1, 0.1) for _ in orders]
     for documents in orders.T:
-        scores = together.scores_RH
+        scores = together.scores()
         where = population.strata_N[documents], shares[documents], population.weights_N[documents]
         values = together.observe(*where, scores).values_R
         for run, evidence in enumerate(alone):
-            one = evidence.observe(*(array[[run]] for array in where), evidence.scores_RH)
+            one = evidence.observe(*(array[[run]] for array in where), evidence.scores())
             assert one.values_R[0] == values[run]
     assert together.peaks_SR.tolist() == np.concatenate([one.peaks_SR for one in alone], axis=1).tolist()
 
