@@ -69,6 +69,7 @@ class Sampler:
         self._queues = Queues(population, np.random.default_rng(seed))
         self._num_documents = self._queues.num_left
         self._pending: tuple[IntArray, FloatArray] | None = None
+        self._asked: list[int] = []
         self._bets: list[Bet] = []
 
     def next_batch(self, count: int | None = None) -> IntArray:
@@ -95,7 +96,18 @@ class Sampler:
             one = slice(position, position + 1)
             strata, weights = self._population.strata_N[[document]], self._population.weights_N[[document]]
             self._bets.append(self._evidence.observe(strata, shares[one], weights, scores_RH))
+        self._asked += documents.tolist()
         self._pending = None
+
+    def representation(self) -> tuple[IntArray, FloatArray]:
+        """The documents asked so far, in order, and how many of its stratum each one stands for: all over those asked.
+
+        For every other number of the same documents, which were not drawn alike: a mean with these weights is the
+        stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was asked is not represented.
+        """
+        asked, strata_N = np.array(self._asked, np.int64), self._population.strata_N
+        counted = strata_N[self._population.weights_N > 0]
+        return asked, np.bincount(counted)[strata_N[asked]] / np.bincount(strata_N[asked])[strata_N[asked]]
 
     @property
     def verdict(self) -> Verdict:

@@ -135,3 +135,22 @@ def test_estimates_at_a_fixed_number_are_unbiased() -> None:
     error = np.std(estimates) / np.sqrt(len(estimates))
     assert np.mean(estimates) == pytest.approx(differences.mean(), abs=3 * error)
     assert np.std(estimates) < np.std(differences) / np.sqrt(100)  # less than of 100 documents drawn alike
+
+
+def test_asked_documents_stand_for_their_strata() -> None:
+    population, differences = answers(400, 0.1, 0.03)
+    sampler = Sampler(population, WITHIN_ONE_POINT)
+    sampler.update(differences[sampler.next_batch(100)])
+    documents, numbers = sampler.representation()
+    assert len(documents) == 100
+    for stratum in np.unique(population.strata_N):
+        members = population.strata_N == stratum
+        assert numbers[members[documents]].sum() == pytest.approx(members.sum())
+
+
+def test_claims_of_opposite_directions_mirror_each_other() -> None:
+    population, differences = answers(1000, 0.06, 0.0)
+    kept = asked(population, differences, Claim(-0.01, "above", 0.01))[0]
+    broken = asked(population, differences, Claim(-0.01, "below", 0.01))[0]
+    assert (kept.verdict, broken.verdict) == ("broken", "kept")
+    assert (kept.low, kept.high, kept.num_asked) == (broken.low, broken.high, broken.num_asked)
