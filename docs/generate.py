@@ -16,14 +16,14 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from olive_ext.cli.bench import BENCH_OPTIONS  # noqa: E402
-from olive_ext.cli.compare import COMPARE_OPTIONS, REPORT_HELP  # noqa: E402
-from olive_ext.cli.options import OPTIONS, SET_HELP, Option  # noqa: E402
+from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import (  # noqa: E402
     ABOUT,
     BENCH_MODEL_HELP,
     COMMANDS,
+    COMPARE_OPTIONS,
     MODEL_HELP,
+    REPORT_HELP,
     RUN_HELP,
     SCHEMA_HELP,
     TARGET_HELP,

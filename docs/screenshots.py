@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from olive_ext.report import to_html  # noqa: E402
 from olive_ext.report.html.render import render  # noqa: E402
-from olive_ext.report.lm_eval_results import read_metrics  # noqa: E402
+from olive_ext.report.metrics import read_metrics  # noqa: E402
 from olive_ext.report.page import Column, Contrast, Page  # noqa: E402
 from tests.report.chromium import Chromium, find_chromium  # noqa: E402
 from tests.report.synthetic import comparison, report  # noqa: E402

@@ -83,7 +83,8 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
 
 
 def _distance(outputs: list[Any]) -> dict[str, float]:
-    from olive_ext.stats import Positions, measure_divergence
+    from olive_ext.stats.compared_fields import Positions
+    from olive_ext.stats.distances import measure_divergence
 
     positions = Positions()
     for number, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""`bench`: builds the requests once, runs every backend on them by turns, and writes what was found."""
+"""Builds the requests once, runs every backend on them by turns, and writes what was found. Knows no backend."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.bench.agreement import Answers, compare
-from olive_ext.bench.flops import Work, read_work
-from olive_ext.bench.job import OURS, Job, Run
+from olive_ext.bench.job import OURS, PROBE, Job, Run, Schedule
 from olive_ext.bench.picture import draw
 from olive_ext.bench.process import Launcher
-from olive_ext.bench.rounds import PROBE, Schedule
-from olive_ext.bench.summary import Summary, chosen_runs, summarize
+from olive_ext.bench.summary import Answers, Summary, agreement, chosen_runs, summarize
 from olive_ext.bench.tables import to_markdown
+from olive_ext.bench.work import Work, read_work
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import locate
-from olive_ext.report.report_files import check_writable, write_texts
+from olive_ext.report import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:
     from olive_ext.backends.recorder import Asked
 
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
+_OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
+"""Settings that every backend is opened with."""
 
 Launch = Callable[[Job, int], Run]
 Say = Callable[[str], None]
@@ -45,6 +45,8 @@ class Bench:
         self._staging = self._work_folder / "olive-ort"
         self._launch: Launch = launch or Launcher(self._work_folder, config.timeout)
         self._say = say
+        self._asked: Sequence[Asked] = ()
+        self._work: Work | None = None
         self._runs: list[Run] = []
         self._growth: dict[str, list[dict[str, float]]] = {}
         self._reference: str | None = None
@@ -52,26 +54,26 @@ class Bench:
         self._finished = False
 
     def run(self) -> Summary:
-        """Everything that the configuration asks for. What was measured is on disk after every process, so that an
-        interruption loses one."""
+        """Measures everything that is configured. The files are written after every process, so that an interruption
+        loses one."""
         self._work_folder.mkdir(parents=True, exist_ok=True)
         files = locate(self.config.model)
-        work = read_work(files.decoder, files.genai_config or files.hf_config)
-        asked = self._record(1)
-        self._write(PROBE, _spread(asked, self.config.probe or 0))
-        self._measure_ceiling(work)
+        self._work = read_work(files.decoder, files.genai_config or files.hf_config)
+        self._asked = self._record(1)
+        self._write(PROBE, _spread(self._asked, self.config.probe or 0))
+        self._measure_ceiling()
         sizes = self.config.batch_sizes
         probes = self.config.probe is not None and len(sizes) > 1
         schedule = Schedule(self.backends, sizes, self.config.rounds, self.config.once, probes)
         for run in schedule.run(self._measure):
             self._runs.append(run)
-            self._compare(asked)
-            self._keep(asked, work)
+            self._compare()
+            self._keep()
         shutil.rmtree(self._staging, ignore_errors=True)
-        self._measure_growth(asked, work)
-        self._measure_ceiling(work)
+        self._measure_growth()
+        self._measure_ceiling()
         self._finished = True
-        return self._keep(asked, work)
+        return self._keep()
 
     def _record(self, factor: int) -> Sequence[Asked]:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
@@ -102,22 +104,12 @@ class Bench:
     def _job(self, backend: str, batch_size: int | None, number: int, factor: int = 1) -> Job:
         config = self.config
         threads = config.num_threads if isinstance(config.num_threads, int) else None
+        engine = config.engine.model_dump(mode="json", exclude_unset=True) if backend == OURS else {}
+        settings = {name: getattr(config, name) for name in _OPENING}
         return Job(
             "answer",
             backend,
-            opening={
-                "model": config.model,
-                "hf": config.hf,
-                "batch_size": batch_size,
-                "num_threads": threads,
-                "execution_provider": config.execution_provider,
-                "provider_options": config.provider_options,
-                "device": config.device,
-                "dtype": config.dtype,
-                "max_length": config.max_length,
-                "add_bos_token": config.add_bos_token,
-                "engine": config.engine.model_dump(mode="json", exclude_unset=True) if backend == OURS else {},
-            },
+            opening={**settings, "batch_size": batch_size, "num_threads": threads, "engine": engine},
             requests=str(self._requests(factor)),
             answers=str(self._answers(Run(backend, batch_size, number))),
             staging=str(self._staging),
@@ -132,15 +124,15 @@ class Bench:
         self._say(f"{stage}, {backend}{size}: {run.error or f'{run.in_model:.1f} s'}")
         return run
 
-    def _measure_ceiling(self, work: Work | None) -> None:
-        if work is None:
+    def _measure_ceiling(self) -> None:
+        if self._work is None:
             return
-        job = replace(self._job("", None, 0), task="ceiling", matrices=work.matrices)
+        job = replace(self._job("", None, 0), task="ceiling", matrices=self._work.matrices)
         found = self._launch(job, 0).flops_per_second
         self._ceiling = max(found, self._ceiling or 0.0) or None
 
-    def _compare(self, asked: Sequence[Asked]) -> None:
-        """Holds every run's answers against the reference's, which may have come after them."""
+    def _compare(self) -> None:
+        """Compares every run's answers with the reference's, which may have come after them."""
         good = [name for name in _PREFERRED if chosen_runs(name, self._runs)]
         wanted = self.config.reference
         name = wanted if wanted in good else None if wanted or not good else good[0]
@@ -148,51 +140,42 @@ class Bench:
             return
         changed, self._reference = name != self._reference, name
         expected = _read_answers(self._answers(chosen_runs(name, self._runs)[0]))
-        groups = [(one.task, one.document) for one in asked if one.kind == "loglikelihood"]
+        groups = [(one.task, one.document) for one in self._asked if one.kind == "loglikelihood"]
         for index, run in enumerate(self._runs):
             if not run.error and run.round > PROBE and (changed or not run.agreement):
-                found = compare(groups, _read_answers(self._answers(run)), expected)
+                found = agreement(groups, _read_answers(self._answers(run)), expected)
                 self._runs[index] = replace(run, agreement=found)
 
-    def _measure_growth(self, asked: Sequence[Asked], work: Work | None) -> None:
-        for factor in self.config.growth:
+    def _measure_growth(self) -> None:
+        config = self.config
+        for factor in config.growth:
             self._record(factor)
             run = self._launch(replace(self._job(OURS, None, 0, factor), answers=os.devnull), 0)
             self._say(f"growth, {factor} times the documents: {run.error or f'{run.in_model:.1f} s'}")
             if not run.error:
                 point = {"factor": factor, "tokens": run.counters["tokens_fed"], "seconds": run.in_model}
                 self._growth.setdefault("documents", []).append(point)
-                self._keep(asked, work)
-        if self.config.growth_context:
-            job = replace(
-                self._job(OURS, None, 0),
-                task="contexts",
-                lengths=self.config.growth_context,
-                repeats=self.config.rounds,
-                seed=self.config.seed or 0,
-            )
+                self._keep()
+        if config.growth_context:
+            job = replace(self._job(OURS, None, 0), task="contexts", lengths=config.growth_context)
+            job = replace(job, repeats=config.rounds, seed=config.seed or 0)
             run = self._launch(job, 0)
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 
-    def _keep(self, asked: Sequence[Asked], work: Work | None) -> Summary:
+    def _keep(self) -> Summary:
         """Writes bench.json, bench.md and bench.png from what is known so far."""
         summary = summarize(
-            self.backends,
-            self._runs,
-            len(asked),
-            reference=self._reference,
-            work=work,
-            ceiling=self._ceiling,
+            self.backends, self._runs, len(self._asked), self._reference, work=self._work, ceiling=self._ceiling
         )
         title = f"{Path(self.config.model).resolve().name}: {', '.join(self.config.tasks)}"
-        facts = json.dumps(self._facts(summary, work), indent=1, default=str) + "\n"
+        facts = json.dumps(self._facts(summary), indent=1, default=str) + "\n"
         page = to_markdown(summary, title, self._growth)
         write_texts({self.folder / "bench.json": facts, self.folder / "bench.md": page}, self.folder)
         draw(summary, title, self._growth, self.folder / "bench.png")
         return summary
 
-    def _facts(self, summary: Summary, work: Work | None) -> dict[str, Any]:
+    def _facts(self, summary: Summary) -> dict[str, Any]:
         from olive_ext.backends.versions import versions
 
         return {
@@ -201,8 +184,8 @@ class Bench:
             "machine": describe_hardware(),
             "versions": versions(),
             "config": self.config.model_dump(mode="json", exclude_unset=True),
-            "summary": summary.to_json(),
-            "work": None if work is None else asdict(work),
+            "summary": asdict(summary),
+            "work": None if self._work is None else asdict(self._work),
             "growth": self._growth,
             "runs": [run.to_json() for run in self._runs],
         }

@@ -58,11 +58,6 @@ class Node:
         """Whether it copies to the host's memory."""
         return self.op == TO_HOST
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether it copies between the host's memory and a device's."""
-        return self.op in (TO_HOST, FROM_HOST)
-
 
 def read_runs(file: Path) -> list[list[Node]]:
     """The nodes of each run of the session, in order, from a finished profile."""
@@ -103,9 +98,7 @@ def _summary(form: tuple[int, int] | None, runs: Sequence[Sequence[Node]]) -> di
         "steps": number,
         "nodes": sum(map(len, runs)) / number,
         "seconds": sum(seconds.values()) / number,
-        "seconds_by_operator": {
-            op: seconds[op] / number for op in sorted(seconds, key=seconds.__getitem__, reverse=True)
-        },
+        "seconds_by_operator": {op: seconds[op] / number for op in sorted(seconds, key=lambda op: -seconds[op])},
         "operators_on_host": {op: total / number for op, total in on_host.most_common() if total},
         "copies": [
             {"node": op, "tensor": _written(out), "bytes": out.num_bytes, "times": total / number}
@@ -115,7 +108,7 @@ def _summary(form: tuple[int, int] | None, runs: Sequence[Sequence[Node]]) -> di
 
 
 def _copies(runs: Iterable[Sequence[Node]]) -> Iterator[tuple[Node, Tensor]]:
-    return ((node, out) for run in runs for node in run if node.is_copy for out in node.outputs)
+    return ((node, out) for run in runs for node in run if node.op in (TO_HOST, FROM_HOST) for out in node.outputs)
 
 
 def _form(run: Sequence[Node]) -> tuple[int, int] | None:

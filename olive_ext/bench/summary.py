@@ -1,15 +1,21 @@
-"""Medians and ratios of what was measured. Pure."""
+"""Medians and ratios of what was measured, and whether backends answered alike. Pure; knows no process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from olive_ext.bench.flops import Work
-from olive_ext.bench.job import OURS, Run
-from olive_ext.bench.rounds import PROBE, best
+from olive_ext.bench.job import OURS, PROBE, Run, best
+from olive_ext.bench.work import Work
+
+Answers = Mapping[str, Sequence[Any]]
+"""By kind of request, in its order: [log-likelihood, is greedy], log-likelihood, or text."""
+
+ABSOLUTE, RELATIVE = 0.02, 1e-4
+"""Nats and share that a log-likelihood may differ by: kernels that add in another order differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,14 @@ class Row:
     """Ours over it, in requests per second of the same round: median, least, most."""
 
     agreement: Mapping[str, Any] = field(default_factory=dict)
-    """The worst of the rounds."""
+    """Of the round that agrees least with the reference."""
 
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The table and the facts under it."""
+    """Everything that the table and the facts under it are made from."""
 
     rows: tuple[Row, ...]
     num_requests: int
@@ -57,57 +63,54 @@ class Summary:
     """Tokens that our backend fed over distinct prefix tokens."""
 
     utilisation: float | None
-    """Operations per second of our backend over the machine's best, and what it is of."""
+    """Operations per second of our backend over `ceiling`, the machine's best."""
 
     ceiling: float | None
     reference: str | None
     host_bytes: float | None = None
     """Bytes that crossed from the device to the host for each request of ours."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarize(
     backends: Sequence[str],
     runs: Sequence[Run],
     num_requests: int,
-    *,
     reference: str | None = None,
+    *,
     work: Work | None = None,
     ceiling: float | None = None,
 ) -> Summary:
     """`backends` in the order of the rows, ours first."""
     tokens = next((run.tokens for run in runs if run.tokens), None)
-    naive = None if tokens is None else int(tokens["naive"])
+    naive, distinct = (None if tokens is None else int(tokens[name]) for name in ("naive", "distinct"))
     ours = chosen_runs(backends[0], runs)
-    rows = tuple(_row(name, runs, ours, num_requests, naive) for name in backends)
-    ratio = used = None
+    host_bytes = [run.counters["host_bytes"] / num_requests for run in ours if "host_bytes" in run.counters]
+    ratio = utilisation = None
     if ours and tokens is not None:
         fed = median(run.counters.get("tokens_fed", 0.0) for run in ours)
-        # The engine's own count knows prompts only; what was generated is distinct, too.
-        is_scoring = not any(run.counters.get("tokens_generated") for run in ours)
-        counted = [run.counters["tokens_distinct"] for run in ours if is_scoring and "tokens_distinct" in run.counters]
-        distinct = median(counted or [tokens["distinct"]])
-        ratio = fed / distinct if distinct else None
+        ratio = _over_distinct(fed, ours, tokens)
         if work is not None and ceiling:
             operations = work.of(fed, tokens, ours[0].execution.get("scored_row_products", ()))
-            used = operations / median(run.in_model for run in ours) / ceiling
+            utilisation = operations / median(run.in_model for run in ours) / ceiling
     return Summary(
-        rows=rows,
+        rows=tuple(_row(name, runs, ours, num_requests, naive) for name in backends),
         num_requests=num_requests,
         tokens_naive=naive,
-        tokens_distinct=None if tokens is None else int(tokens["distinct"]),
+        tokens_distinct=distinct,
         fed_over_distinct=ratio,
-        utilisation=used,
+        utilisation=utilisation,
         ceiling=ceiling,
         reference=reference,
-        host_bytes=_median([run.counters["host_bytes"] / num_requests for run in ours if "host_bytes" in run.counters]),
+        host_bytes=median(host_bytes) if host_bytes else None,
     )
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def _over_distinct(fed: float, ours: Sequence[Run], tokens: Mapping[str, float]) -> float | None:
+    # The engine's own count knows prompts only; what was generated is distinct, too.
+    is_scoring = not any(run.counters.get("tokens_generated") for run in ours)
+    counted = [run.counters["tokens_distinct"] for run in ours if is_scoring and "tokens_distinct" in run.counters]
+    distinct = median(counted or [tokens["distinct"]])
+    return fed / distinct if distinct else None
 
 
 def chosen_runs(backend: str, runs: Sequence[Run]) -> list[Run]:
@@ -155,3 +158,47 @@ def _worst(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return bool(one["differs"]), unequal, float(one.get("max_difference", 0.0))
 
     return max(found, key=badness) if found else {}
+
+
+def agreement(groups: Sequence[tuple[str, int]], answers: Answers, reference: Answers) -> dict[str, Any]:
+    """How far `answers` are from `reference`. `groups` are task and document of each loglikelihood request.
+
+    `max_difference` and `mean_difference` of log-likelihoods in nats; `choices`, `greedy`, `texts`: equal ones and how
+    many there are, of the best choice of each document, of the greedy flags, of the generated texts; `differs`: a
+    difference beyond the tolerance, another choice or another text.
+    """
+    pairs = list(_likelihoods(answers, reference))
+    gaps = [abs(ours - theirs) for ours, theirs in pairs]
+    found: dict[str, Any] = {}
+    if pairs:
+        found["max_difference"], found["mean_difference"] = max(gaps), sum(gaps) / len(gaps)
+    chosen = answers.get("loglikelihood", ())
+    expected = reference.get("loglikelihood", ())
+    if chosen:
+        found["greedy"] = _equal([one[1] for one in chosen], [one[1] for one in expected])
+    members: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, group in enumerate(groups if chosen else ()):
+        members[group].append(index)
+    several = [indices for indices in members.values() if len(indices) > 1]
+    if several:
+        found["choices"] = _equal([_best(chosen, own) for own in several], [_best(expected, own) for own in several])
+    texts = answers.get("generate_until", ())
+    if texts:
+        found["texts"] = _equal(texts, reference["generate_until"])
+    too_far = any(gap > ABSOLUTE + RELATIVE * abs(theirs) for gap, (_, theirs) in zip(gaps, pairs, strict=True))
+    unequal = any(found[key][0] < found[key][1] for key in ("choices", "texts") if key in found)
+    return {**found, "differs": too_far or unequal}
+
+
+def _likelihoods(answers: Answers, reference: Answers) -> Iterator[tuple[float, float]]:
+    for ours, theirs in zip(answers.get("loglikelihood", ()), reference.get("loglikelihood", ()), strict=True):
+        yield ours[0], theirs[0]
+    yield from zip(answers.get("loglikelihood_rolling", ()), reference.get("loglikelihood_rolling", ()), strict=True)
+
+
+def _best(answers: Sequence[Any], indices: Sequence[int]) -> int:
+    return max(range(len(indices)), key=lambda at: answers[indices[at]][0])
+
+
+def _equal(ours: Sequence[Any], theirs: Sequence[Any]) -> list[int]:
+    return [sum(one == other for one, other in zip(ours, theirs, strict=True)), len(ours)]

@@ -1,4 +1,4 @@
-"""The comparison for people: a table on the terminal, and markdown. Pure functions of a `Summary`."""
+"""A summary of a comparison of speed as a table on the terminal and as markdown. Pure; knows no run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from olive_ext.bench.summary import Row, Summary
+from olive_ext.report import Table, markdown_table, print_cells
 
 HEADS = (
-    "backend",
-    "batch",
-    "requests/s",
-    "tokens/s",
-    "in model s",
-    "process s",
-    "MB above model",
-    "MB peak",
-    "ours / it",
-    "answers",
+    *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),
+    *("ours / it", "answers"),
 )
 _ERROR_WIDTH = 120
 """Characters; bench.json and the process's log have all of it."""
-
-_NO_WRAP = 10_000
-"""Characters; a file or a pipe has no width, and 80 would fold cells."""
 
 
 def cells(row: Row, reference: str | None) -> tuple[str, ...]:
@@ -32,16 +22,13 @@ def cells(row: Row, reference: str | None) -> tuple[str, ...]:
         return (row.backend, *("",) * (len(HEADS) - 2), _short(row.error or "not run"))
     above = row.memory_above if row.device_above is None else row.device_above
     most = row.memory_peak if row.device_peak is None else row.device_peak
-    answers = "reference" if row.backend == reference else agreement(row.agreement)
+    answers = "reference" if row.backend == reference else _agreement(row.agreement)
     return (
         row.backend,
         "" if row.batch_size is None else str(row.batch_size),
         f"{row.requests_per_second:.2f}",
         f"{row.tokens_per_second:.0f}" + ("" if row.fed_per_second is None else f" (fed {row.fed_per_second:.0f})"),
-        f"{row.seconds:.1f}",
-        f"{row.seconds_total:.1f}",
-        f"{above / 1e6:.0f}",
-        f"{most / 1e6:.0f}",
+        *(f"{row.seconds:.1f}", f"{row.seconds_total:.1f}", f"{above / 1e6:.0f}", f"{most / 1e6:.0f}"),
         "" if row.speedup is None else "{:.2f} ({:.2f} to {:.2f})".format(*row.speedup),
         "; ".join(part for part in (answers, _short(row.error or "")) if part),
     )
@@ -51,8 +38,8 @@ def _short(error: str) -> str:
     return error if len(error) <= _ERROR_WIDTH else error[: _ERROR_WIDTH - 4] + " ..."
 
 
-def agreement(found: Mapping[str, Any]) -> str:
-    """For instance: "max 1.2e-05, choices 60 of 60"."""
+def _agreement(found: Mapping[str, Any]) -> str:
+    """For instance: "max 1.2e-05, mean 2.0e-06, choices 60 of 60"."""
     if not found:
         return ""
     parts = ["DIFFERS"] if found["differs"] else []
@@ -63,7 +50,7 @@ def agreement(found: Mapping[str, Any]) -> str:
 
 
 def facts(summary: Summary) -> list[str]:
-    """What stands under the table, a sentence each."""
+    """The lines under the table, a sentence each."""
     lines = [f"{summary.num_requests} requests"]
     if summary.tokens_naive is not None:
         lines[0] += f", {summary.tokens_naive} tokens, {summary.tokens_distinct} of them in distinct prefixes"
@@ -82,37 +69,20 @@ def facts(summary: Summary) -> list[str]:
 def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """The table, the facts and the growth as GitHub markdown."""
     rows = [cells(row, summary.reference) for row in summary.rows]
-    parts = [f"# {title}", _table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
+    parts = [f"# {title}", markdown_table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
     for name, series in growth.items():
-        body = [(f"{one['tokens']:.0f}", f"{one['seconds']:.2f}", f"{rate(one):.0f}") for one in series]
-        parts.append(f"## Growth with {name}\n\n{_table(('tokens', 'seconds', 'tokens/s'), body)}")
+        body = [(f"{one['tokens']:.0f}", f"{one['seconds']:.2f}", f"{_rate(one):.0f}") for one in series]
+        parts.append(f"## Growth with {name}\n\n{markdown_table(('tokens', 'seconds', 'tokens/s'), body)}")
     return "\n\n".join(parts) + "\n"
 
 
-def rate(one: Mapping[str, float]) -> float:
-    """Tokens per second of a point of a series."""
-    return one["tokens"] / one["seconds"] if one["seconds"] else 0.0
+def _rate(point: Mapping[str, float]) -> float:
+    return point["tokens"] / point["seconds"] if point["seconds"] else 0.0
 
 
 def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> None:
     """Prints table and facts; to stdout, or to `file`. Never cuts a cell."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=_NO_WRAP)
-    table = Table(title=Text(title), title_justify="left")
-    for head in HEADS:
-        table.add_column(head, justify="left" if head in ("backend", "answers") else "right", overflow="fold")
-    for row in summary.rows:
-        table.add_row(*(Text(cell) for cell in cells(row, summary.reference)))
-    console.print(table)
+    rows = [cells(row, summary.reference) for row in summary.rows]
+    console = print_cells(Table(title, HEADS, rows, ("backend", "answers")), file)
     for line in facts(summary):
         console.print(line, markup=False)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.lm_eval.slices import SLICE
-from olive_ext.bench.flops import measure_ceiling
 from olive_ext.bench.job import OURS, Job
-from olive_ext.bench.process_memory import now, peak
-from olive_ext.bench.request_tokens import count_tokens
+from olive_ext.bench.process_memory import memory_now, peak
+from olive_ext.bench.work import count_tokens, measure_ceiling
 from olive_ext.text.windows import target_windows
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -27,7 +27,7 @@ _WARMUP_TOKENS = 8
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """The fields of a `Run` that this process knows. What it raises is the backend's own."""
+    """Runs the job; returns the fields of a `Run` that this process knows. Raises whatever the backend raises."""
     if job.task == "ceiling":
         matrices = tuple((inner, columns, number) for inner, columns, number in job.matrices)
         opening = job.opening
@@ -42,16 +42,16 @@ def _answer(job: Job) -> dict[str, Any]:
     kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
     device = str(job.opening.get("device", "cpu"))
     is_ours = job.backend == OURS
-    memory = {**_memory("before", device), "weights": _size(job)}
+    memory = {**memory_now("before", device), "weights": _size(job)}
     begin = time.perf_counter()
     lm = open_lm(job)
     seconds_open = time.perf_counter() - begin
-    memory |= _memory("open", device)
+    memory |= memory_now("open", device)
     _warm_up(lm, kinds, job.warmup)
     if is_ours:
         lm.session.gc()  # drops what could be reused of the warm-up
-    memory |= _memory("warm", device)
-    counted = _counters(lm) if is_ours else {}
+    memory |= memory_now("warm", device)
+    before = _counters(lm) if is_ours else {}
     prepared = {kind: instances(own) for kind, own in kinds.items()}
     answers, seconds = {}, {}
     with peak(memory, device):
@@ -59,20 +59,14 @@ def _answer(job: Job) -> dict[str, Any]:
             begin = time.perf_counter()
             answers[kind] = list(getattr(lm, kind)(requests))
             seconds[kind] = time.perf_counter() - begin
-    counters = {name: value - counted[name] for name, value in _counters(lm).items()} if is_ours else {}
     Path(job.answers).write_text(json.dumps(answers), encoding="utf-8")
-    return {
-        "seconds": seconds,
-        "seconds_open": seconds_open,
-        "memory": memory,
-        "counters": counters,
-        "execution": lm.session.describe_execution() if is_ours else {},
-        "tokens": _count(lm, asked, counters) if job.counts_tokens and is_ours else {},
-    }
-
-
-def _count(lm: Any, asked: Sequence[Any], counters: Mapping[str, float]) -> dict[str, int]:
-    return count_tokens(inputs_of(lm, asked, counters.get("tokens_generated", 0)))
+    found: dict[str, Any] = {"seconds": seconds, "seconds_open": seconds_open, "memory": memory}
+    if not is_ours:
+        return found
+    counters = {name: value - before[name] for name, value in _counters(lm).items()}
+    inputs = inputs_of(lm, asked, counters.get("tokens_generated", 0)) if job.counts_tokens else None
+    tokens = {} if inputs is None else count_tokens(inputs)
+    return {**found, "counters": counters, "execution": lm.session.describe_execution(), "tokens": tokens}
 
 
 def open_lm(job: Job) -> Any:
@@ -89,8 +83,6 @@ def open_lm(job: Job) -> Any:
 
 def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
     """Answers a few requests of each kind, spread over all."""
-    from dataclasses import replace
-
     from olive_ext.backends.recorder import instances
 
     for kind, own in kinds.items():
@@ -158,11 +150,6 @@ def _size(job: Job) -> int:
     return size_on_disk(locate(job.opening["model"]))
 
 
-def _memory(name: str, device: str) -> dict[str, float]:
-    found = now(device)
-    return {name: found["resident"], **({f"device_{name}": found["device"]} if "device" in found else {})}
-
-
 def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
@@ -186,7 +173,7 @@ def main(result: Path) -> int:
     written.write_text(json.dumps(found, default=str), encoding="utf-8")
     written.replace(result)
     sys.stdout.flush()
-    os._exit(0)  # libraries that fail while they shut down have nothing to say any more
+    os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
 
 
 def _keep_to_processors(number: int | None) -> None:

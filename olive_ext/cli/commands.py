@@ -1,4 +1,4 @@
-"""What the commands do: each makes one configuration, hands it down and prints what comes back."""
+"""One function for each command: it makes one configuration, passes it on and prints the result. Knows no option."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 
-from olive_ext.cli.bench import bench_command
-from olive_ext.cli.compare import compare_command
-from olive_ext.cli.options import written_values
+from olive_ext.cli.options import BENCH_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
+from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError
 
 Command = Callable[[Namespace], int]
@@ -27,8 +26,37 @@ def evaluate_command(arguments: Namespace) -> int:
     return 0
 
 
+def bench_command(arguments: Namespace) -> int:
+    """Measures the backends; a line on stderr for each process that has ended, the table on stdout."""
+    config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
+    from olive_ext.bench import bench
+    from olive_ext.bench.tables import print_summary
+
+    print_summary(bench(config, say=_say), f"{config.model}: {', '.join(config.tasks)}")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"olive-ext: {line}\n")
+    sys.stderr.flush()
+
+
+def compare_command(arguments: Namespace) -> int:
+    """Prints one table over the reports, and writes the page where a folder for it is named."""
+    from olive_ext.report import check_writable, print_page, write_page
+    from olive_ext.run import compare
+
+    if arguments.output is not None:
+        check_writable(arguments.output, "--output")
+    page = compare(arguments.reports, arguments.baseline)
+    print_page(page)
+    if arguments.output is not None:
+        sys.stdout.write(f"{write_page(page, arguments.output)}\n")
+    return 0
+
+
 def check_command(arguments: Namespace) -> int:
-    """Prints what a recipe or model resolves to; 2 where there are problems, all of them named on stderr's one line."""
+    """Prints what a recipe or model resolves to; raises `ConfigError` that names all problems where there are any."""
     from olive_ext.check import check_model, check_recipe
 
     if arguments.target.lower().endswith(RECIPE_SUFFIXES):

@@ -1,7 +1,6 @@
 """The options of the command line: each is one configuration key, whose docstring is its help.
 
-The parser and docs/reference/cli.md are both made from this table. Values stay text here; the configuration validates
-them.
+The parser and docs/reference/cli.md are both made from these tables. Knows no validation: values stay text here.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from olive_ext.config import EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
+from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
@@ -21,9 +22,9 @@ Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "argumen
 
 @dataclass(frozen=True)
 class Option:
-    """`form` says how the text becomes the value of `key`.
+    """`form` decides how the text becomes the value of `key`.
 
-    value: as it is; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
+    value: unchanged; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
     optional: true, or the word behind it; arguments: k=v,k=v.
     """
 
@@ -36,7 +37,12 @@ class Option:
 
     @property
     def help(self) -> str:
-        return description(self.key, self.owner)
+        """The docstring of the configuration key, on one line."""
+        model: Any = self.owner
+        *parents, name = self.key.split(".")
+        for parent in parents:
+            model = nested_model(model, parent)
+        return " ".join((model.model_fields[name].description or "").split())
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -64,42 +70,54 @@ OPTIONS: tuple[Option, ...] = (
     Option("--tokenizer", "tokenizer", "PATH", for_check=True),
     Option("--onnx-file-name", "model.onnx_file_name", "FILE", for_check=True),
 )
+
+
+_option = partial(Option, owner=BenchConfig)
+BENCH_OPTIONS: tuple[Option, ...] = (
+    _option("--hf", "hf", "DIR"),
+    _option("--tasks", "tasks", "A,B", "commas"),
+    _option("--include-path", "include_path", "DIR", "names"),
+    _option("--limit", "limit", "N"),
+    _option("--num-fewshot", "num_fewshot", "K"),
+    _option("--gen-kwargs", "gen_kwargs", "K=V,...", "arguments"),
+    _option("--peers", "peers", "A,B", "commas"),
+    _option("--once", "once", "A,B", "commas"),
+    _option("--batch-sizes", "batch_sizes", "1,4,...", "commas"),
+    _option("--probe", "probe", "N"),
+    _option("--rounds", "rounds", "N"),
+    _option("--warmup", "warmup", "N"),
+    _option("--num-threads", "num_threads", "N"),
+    _option("--timeout", "timeout", "SECONDS"),
+    _option("--provider", "execution_provider", "NAME"),
+    _option("--provider-option", "provider_options", "K=V", "pairs"),
+    _option("--device", "device", "NAME"),
+    _option("--dtype", "dtype", "NAME"),
+    _option("--max-length", "max_length", "N"),
+    _option("--reference", "reference", "PEER"),
+    _option("--growth", "growth", "1,4,...", "commas"),
+    _option("--growth-context", "growth_context", "512,...", "commas"),
+    _option("--seed", "seed", "N"),
+    _option("--output", "output_dir", "DIR"),
+)
+
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
-
-
-def description(key: str, owner: type[Strict] = EvaluationConfig) -> str:
-    """The docstring of the configuration key, on one line."""
-    model: Any = owner
-    *parents, name = key.split(".")
-    for parent in parents:
-        model = nested_model(model, parent)
-    return " ".join((model.model_fields[name].description or "").split())
+_ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {
+    "flag": {"action": "store_true"},
+    "names": {"nargs": "+", "action": "extend"},
+    "pairs": {"action": "append"},
+    "optional": {"nargs": "?", "const": True},
+}
 
 
 def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
     """Adds the options and `--set`; absent ones leave no trace in the namespace."""
     for option in options:
-        parser.add_argument(
-            option.flag,
-            dest=option.key,
-            help=option.help.replace("%", "%%"),
-            default=argparse.SUPPRESS,
-            **_argparse_form(option),
-        )
+        form = {**({"metavar": option.metavar} if option.metavar else {}), **_ARGPARSE_FORMS.get(option.form, {})}
+        text = option.help.replace("%", "%%")
+        parser.add_argument(option.flag, dest=option.key, help=text, default=argparse.SUPPRESS, **form)
     parser.add_argument(
         "--set", dest="set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP
     )
-
-
-def _argparse_form(option: Option) -> dict[str, Any]:
-    if option.form == "flag":
-        return {"action": "store_true"}
-    forms: dict[str, dict[str, Any]] = {
-        "names": {"nargs": "+", "action": "extend"},
-        "pairs": {"action": "append"},
-        "optional": {"nargs": "?", "const": True},
-    }
-    return {"metavar": option.metavar, **forms.get(option.form, {})}
 
 
 def written_values(

@@ -6,9 +6,7 @@ import argparse
 from typing import NoReturn
 
 from olive_ext import __version__
-from olive_ext.cli.bench import BENCH_OPTIONS
-from olive_ext.cli.compare import add_arguments as add_compare_arguments
-from olive_ext.cli.options import OPTIONS, add_options
+from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options
 from olive_ext.config import SCHEMA_KINDS
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
@@ -26,6 +24,14 @@ TARGET_HELP = "A recipe (.json, .yaml, .yml), or a model as for `evaluate`."
 VERIFY_HELP = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
 RUN_HELP = "Arguments of `olive run`, for instance --config recipe.json."
 SCHEMA_HELP = "Which schema; recipe by default."
+
+REPORT_HELP = (
+    "Folder with a report.json, the file itself, or a folder of such folders; NAME=PATH gives the report a name. Two "
+    "or more, the first being the baseline."
+)
+BASELINE_HELP = "Name or path of the report that the others are held against; by default the first."
+OUTPUT_HELP = "Folder for compare.html. Without it only the table is printed."
+COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
 
 
 class UsageError(Exception):
@@ -52,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_options(made["evaluate"], OPTIONS)
     made["bench"].add_argument("model", metavar="MODEL", help=BENCH_MODEL_HELP)
     add_options(made["bench"], BENCH_OPTIONS)
-    add_compare_arguments(made["compare"])
+    made["compare"].add_argument("reports", metavar="REPORT", nargs="+", help=REPORT_HELP)
+    for flag, key, metavar, text in COMPARE_OPTIONS:
+        made["compare"].add_argument(flag, dest=key, metavar=metavar, help=text)
     made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)

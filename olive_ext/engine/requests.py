@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import OliveExtError
+from olive_ext.stats.compared_fields import COMPARED, Compared
 
 
 @dataclass(frozen=True)
@@ -111,63 +112,7 @@ class FinishReason(str, Enum):
     LENGTH = "length"
 
 
-COMPARED = np.dtype(
-    [
-        ("kl", "<f4"),
-        ("kl_variance", "<f4"),
-        ("kl_lower", "<f4"),
-        ("tail_mass", "<f4"),
-        ("reference_logprobs", "<f4"),
-        ("reference_is_greedy", "?"),
-        ("same_top", "?"),
-        ("reference_top_logprobs", "<f4"),
-        ("top_logprobs", "<f4"),
-    ]
-)
-"""What a runner notes of a target beside its score where there is a reference: the fields of `Compared`."""
-
 Notes = npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """What a reference says of the same T targets behind the same tokens; arrays [T], natural logarithms."""
-
-    kl: npt.NDArray[np.float32]
-    """KL(reference || this model) of the whole next-token distributions, in nats."""
-
-    kl_variance: npt.NDArray[np.float32]
-    """Of the estimate, in nats squared; 0 where `kl` is exact."""
-
-    kl_lower: npt.NDArray[np.float32]
-    """A bound that the true KL is not under, whatever was drawn; `kl` itself where that is exact."""
-
-    tail_mass: npt.NDArray[np.float32]
-    """Reference's probability of the tokens of which only some were kept; 0 where `kl` is exact."""
-
-    reference_logprobs: npt.NDArray[np.float32]
-    """Of the target, under the reference."""
-
-    reference_is_greedy: npt.NDArray[np.bool_]
-    """The target was the reference's argmax."""
-
-    same_top: npt.NDArray[np.bool_]
-    """Both models' argmax is one token."""
-
-    reference_top_logprobs: npt.NDArray[np.float32]
-    """Of the reference's argmax, under the reference."""
-
-    top_logprobs: npt.NDArray[np.float32]
-    """Of the reference's argmax, under this model."""
-
-    targets: npt.NDArray[np.int64]
-    """The token that was scored."""
-
-    positions: npt.NDArray[np.int64]
-    """How many tokens the models saw before it."""
-
-    def __len__(self) -> int:
-        return len(self.kl)
 
 
 @dataclass(frozen=True)
@@ -179,11 +124,11 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     notes: Notes | None = field(default=None, compare=False)
-    """What the runner noted of each target: `COMPARED`[T] where there is a reference."""
+    """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
-    """What a reference said of the requests' targets, one request behind the other; None where there was none."""
+    """The compared fields of all requests' targets, one request behind the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]
     if len(parts) < len(requests) or not parts:
         return None
@@ -191,5 +136,5 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     scored = [(request.tokens, len(request.tokens) - request.num_targets) for request in requests]
     targets = np.concatenate([np.array(tokens[first:], np.int64) for tokens, first in scored])
     positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
-    said: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
-    return Compared(**said, targets=targets, positions=positions)
+    fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
+    return Compared(**fields, targets=targets, positions=positions)

@@ -1,6 +1,9 @@
-"""What a reference model said, kept on disk: a short record of its distribution at every scored position."""
+"""The reference log-prob cache on disk: a short record of the reference's distribution at every scored position.
+
+`Records` holds them, `Form` decides how much of a distribution is kept. Knows no model, no session and no task.
+"""
 
 from olive_ext.records.form import Form
-from olive_ext.records.store import Records, Said, request_key
+from olive_ext.records.store import Records, ScoredTargets, request_key
 
-__all__ = ["Form", "Records", "Said", "request_key"]
+__all__ = ["Form", "Records", "ScoredTargets", "request_key"]

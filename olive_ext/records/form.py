@@ -1,4 +1,4 @@
-"""How much of a distribution is kept. Knows no files.
+"""How much of a distribution a record keeps. Knows no files.
 
 Axes: V vocabulary, N tokens of a record.
 """
@@ -15,7 +15,7 @@ WHOLE_VOCABULARY = 2048
 """Up to this many tokens a record holds all of them, and what is computed from it is exact."""
 
 TOP, DRAWN, LEAST = 64, 32, 16
-"""How many of each where they are not given and the vocabulary is large enough, and how few at least."""
+"""Numbers of most probable and of drawn tokens in a large vocabulary, and the least of each, unless they are given."""
 
 SHARE = 0.02
 """Part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
@@ -26,8 +26,8 @@ _TOKEN_BYTES = 8
 
 @dataclass(frozen=True)
 class Form:
-    """What a record holds: all `vocab_size` logits where `top` is 0; else the `top` most probable tokens and
-    `drawn` tokens drawn from the others, with their log-probabilities, and the others' probability together.
+    """Content of a record: all `vocab_size` logits where `top` is 0; else the `top` most probable tokens and `drawn`
+    tokens drawn from the others, with their log-probabilities, and the probability of all others together.
 
     From the whole row KL is exact up to float32 (2e-6 nats). From a short record it is estimated without bias, with a
     standard error that is computed for every position; over many positions the errors average out.
@@ -40,8 +40,8 @@ class Form:
 
     @classmethod
     def choose(cls, vocab_size: int, top: int | None = None, drawn: int | None = None, seed: int = 0) -> Form:
-        """The form for a vocabulary; what is not given is chosen: 64 + 32 tokens, fewer where these would take more
-        than 2 % of the logits (below 10,000 tokens), never fewer than 16 + 16. A vocabulary of at most 2048 tokens is
+        """The form for a vocabulary. By default 64 + 32 tokens, fewer where these would take more than 2 % of the
+        logits (below 10,000 tokens), never fewer than 16 + 16. A vocabulary of at most 2048 tokens is
         kept whole, and so is one of which more than half would be kept."""
         for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
             if value is not None and value < least:
@@ -63,8 +63,8 @@ class Form:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """One record: `ids`[N], the top ones first, `logprobs`[N] in nats, `tail` probability; or `logits`[V], less
-        their largest."""
+        """One record: `ids`[N], the most probable first, `logprobs`[N] in nats, and `tail`, the probability of all but
+        the most probable; or `logits`[V], less their largest."""
         if self.is_whole:
             return np.dtype([("logits", "<f4", (self.vocab_size,))])
         size = (self.num_tokens,)

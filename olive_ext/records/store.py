@@ -1,6 +1,7 @@
 """The records of one reference: written while it runs, read while a candidate runs. Knows no model.
 
-Axes: T targets of a request, R records.
+A request is found by the digest of its content in sorted arrays: it takes 28 bytes, not a dictionary entry. Axes: T
+targets of a request, R records.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,30 +21,32 @@ from typing_extensions import Self
 from olive_ext.errors import RecordsError, RunError
 from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
 from olive_ext.records.form import Form
-from olive_ext.records.index import REQUEST, Index, as_request, request_key
-
-__all__ = ["Records", "Said", "request_key"]
 
 TARGET = np.dtype([("record", "<i8"), ("logprob", "<f4"), ("is_greedy", "?")])
-CHUNK_BYTES = 1 << 24
-"""What is held in memory before it is written."""
+"""A target: the number of its record, its log-probability in nats, and whether it is the reference's argmax."""
 
-CHUNK_REQUESTS = 1 << 14
+REQUEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<i8"), ("count", "<i4")])
+"""A request: its digest in two halves, the number of its first target, and how many targets it has."""
+
+CHUNK_BYTES, CHUNK_REQUESTS = 1 << 24, 1 << 14
+"""Records, in bytes, and requests held in memory before they are written."""
 
 Array = npt.NDArray[np.void]
 
 
+def request_key(tokens: Sequence[int], num_targets: int, source: str = "") -> bytes:
+    """Digest (16 bytes) of a request: its tokens, how many of them are targets, and the key of the encoder's source."""
+    head = f"{num_targets} {source}\n".encode()
+    return hashlib.blake2b(head + np.array(tokens, "<i8").tobytes(), digest_size=16).digest()
+
+
 @dataclass(frozen=True)
-class Said:
-    """What the reference said of a request: for each target its `record`, its `logprob` in nats and `is_greedy`."""
+class ScoredTargets:
+    """The reference's scores of a request: `record`, `logprob` and `is_greedy` of each target, as in `TARGET`."""
 
     record: npt.NDArray[np.int64]
     logprob: npt.NDArray[np.float32]
     is_greedy: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, targets: Array) -> Said:
-        return cls(targets["record"].copy(), targets["logprob"].copy(), targets["is_greedy"].copy())
 
 
 class Records:
@@ -59,7 +61,7 @@ class Records:
         self._lock = _lock(folder) if writes else None
         dtypes = {"records": form.dtype, "targets": TARGET, "requests": REQUEST}
         self._files = GrowingFiles(folder, dtypes, chunks)
-        self._index = Index(self._files.read("requests"))
+        self._requests = self._sorted_requests()
         self._fresh: dict[bytes, Array] = {}
         self._records: list[Array] = []
         self._num_fresh = 0
@@ -76,8 +78,7 @@ class Records:
     @classmethod
     def write(cls, root: str | Path, form: Form, facts: Mapping[str, Any]) -> Records:
         """Opens for writing in the folder under `root` that belongs to `facts` (what decides the reference's numbers)
-        and `form`; what is there already is kept. Raises `RecordsError` where it is damaged, or another process writes.
-        """
+        and `form`, and keeps its records. Raises `RecordsError` where they are damaged or another process writes."""
         folder = Path(root) / folder_name(form, facts)
         folder.mkdir(parents=True, exist_ok=True)
         index = read_index(folder) or {"chunks": []}
@@ -85,39 +86,39 @@ class Records:
 
     @property
     def num_requests(self) -> int:
-        return len(self._index) + len(self._fresh)
+        return len(self._requests) + len(self._fresh)
 
     @property
     def num_records(self) -> int:
         return self._files.count("records") + self._num_fresh
 
-    def find(self, key: bytes) -> Said | None:
-        """What was said of the request with this `request_key`."""
-        if key in self._fresh:
-            return Said.of(self._fresh[key])
-        found = self._index.find(key)
-        if found is None:
-            return None
-        first, count = found
-        return Said.of(self._files.read("targets", np.arange(first, first + count)))
+    def find(self, key: bytes) -> ScoredTargets | None:
+        """The scores of the request with this `request_key`; None where there are none."""
+        targets = self._fresh.get(key)
+        if targets is None:
+            found = self._request(key)
+            if found is None:
+                return None
+            targets = self._files.read("targets", found["first"] + np.arange(found["count"]))
+        return ScoredTargets(*(targets[name].copy() for name in ("record", "logprob", "is_greedy")))
 
     def get(self, numbers: npt.NDArray[np.int64]) -> Array:
         """Records by number: `Form.dtype`[R]."""
         return self._files.read("records", numbers)
 
     def append(self, records_R: Array) -> npt.NDArray[np.int64]:
-        """Keeps records; their numbers [R]."""
+        """Keeps records; returns their numbers [R]."""
         first = self.num_records
         self._records.append(np.ascontiguousarray(records_R, self.form.dtype))
         self._num_fresh += len(records_R)
         return np.arange(first, first + len(records_R))
 
-    def put(self, key: bytes, said: Said) -> None:
-        """Keeps what was said of a request, unless it is there already; writes when enough has come together."""
-        if key in self._fresh or self._index.find(key) is not None:
+    def put(self, key: bytes, scored: ScoredTargets) -> None:
+        """Keeps a request's scores, unless they are there already; writes when enough has come together."""
+        if key in self._fresh or self._request(key) is not None:
             return
-        targets = np.empty(len(said.record), TARGET)
-        targets["record"], targets["logprob"], targets["is_greedy"] = said.record, said.logprob, said.is_greedy
+        targets = np.empty(len(scored.record), TARGET)
+        targets["record"], targets["logprob"], targets["is_greedy"] = scored.record, scored.logprob, scored.is_greedy
         self._fresh[key] = targets
         is_much = self._num_fresh * self.form.dtype.itemsize >= CHUNK_BYTES
         if is_much or len(self._fresh) >= CHUNK_REQUESTS:
@@ -125,14 +126,12 @@ class Records:
 
     def flush(self) -> None:
         """Writes what is held in memory. A request counts from then on, whatever happens to this process. Raises
-        `RunError` where the disk does not take it."""
+        `RunError` where the disk refuses."""
         if not self._fresh and not self._records:
             return
-        first = self._files.count("targets")
-        requests = []
-        for key, targets in self._fresh.items():
-            requests.append(as_request(key, first, len(targets)))
-            first += len(targets)
+        counts = [len(targets) for targets in self._fresh.values()]
+        firsts = self._files.count("targets") + np.cumsum([0, *counts])[:-1]
+        requests = [(*_halves(key), *place) for key, *place in zip(self._fresh, firsts, counts, strict=True)]
         chunk = {
             "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
             "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
@@ -144,10 +143,10 @@ class Records:
         except OSError as error:
             raise RunError(f"the records in '{self.folder}' cannot be written: {error}") from error
         self._fresh, self._records, self._num_fresh = {}, [], 0
-        self._index = Index(self._files.read("requests"))
+        self._requests = self._sorted_requests()
 
     def close(self) -> None:
-        """Writes what is held in memory, and lets others write."""
+        """Writes what is held in memory, and lets other processes write."""
         if self._lock is not None:
             self.flush()
             self._lock.release()
@@ -160,10 +159,22 @@ class Records:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _sorted_requests(self) -> Array:
+        return np.sort(self._files.read("requests"), order=("high", "low"))
+
+    def _request(self, key: bytes) -> np.void | None:
+        """The `REQUEST` on disk with this key."""
+        high, low = _halves(key)
+        highs = self._requests["high"]
+        place = int(np.searchsorted(highs, np.uint64(high)))
+        while place < len(highs) and highs[place] == high:
+            if self._requests[place]["low"] == low:
+                return cast(np.void, self._requests[place])
+            place += 1
+        return None
 
 
 def folder_name(form: Form, facts: Mapping[str, Any]) -> str:
@@ -179,3 +190,7 @@ def _lock(folder: Path) -> FileLock:
     except Timeout:
         raise RecordsError(f"another process is writing the records in '{folder}': wait for it to end") from None
     return lock
+
+
+def _halves(key: bytes) -> tuple[int, int]:
+    return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")

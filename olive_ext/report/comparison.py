@@ -1,30 +1,34 @@
-"""What a comparison with a reference model found: plain data. Knows no model and no statistics."""
+"""What a comparison with a reference model found: plain data. Knows no model, no statistics and no number format."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A float that reads null as NaN, which strict JSON has not."""
 
 
 @dataclass(frozen=True)
 class Spread:
     """A number's distribution over positions."""
 
-    mean: float
+    mean: Number
     stderr: float | None
     """Of the mean, over documents; None for a single document."""
 
-    median: float
-    p90: float
-    p99: float
-    p999: float
-    maximum: float
+    median: Number
+    p90: Number
+    p99: Number
+    p999: Number
+    maximum: Number
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,25 @@ class Divergence:
     kl: Spread
     """KL(reference || candidate) in nats."""
 
-    kl_lower: float
+    kl_lower: Number
     """A lower bound of the mean that sampling error does not touch; the mean itself where it is exact."""
 
-    kl_sampling_error: float
+    kl_sampling_error: Number
     """Standard error of the mean KL that comes from keeping a part of the reference's distributions; 0 where exact."""
 
-    top1_agreement: float
+    top1_agreement: Number
     """Share of positions where both models' most likely token is the same."""
 
     top1_agreement_stderr: float | None
-    top_probability_difference: float
+    top_probability_difference: Number
     """Mean of candidate's minus reference's probability of the reference's most likely token."""
 
-    top_probability_rms: float
+    top_probability_rms: Number
     """Root of the mean square of that difference."""
 
-    perplexity_reference: float
-    perplexity_candidate: float
-    perplexity_ratio: float
+    perplexity_reference: Number
+    perplexity_candidate: Number
+    perplexity_ratio: Number
     """Candidate's over reference's, per token."""
 
     perplexity_ratio_stderr: float | None
@@ -94,18 +98,18 @@ class Outcome:
     metric: str
     filter: str
     num_documents: int
-    reference: float
-    candidate: float
-    difference: float
+    reference: Number
+    candidate: Number
+    difference: Number
     """Candidate minus reference."""
 
-    low: float
-    high: float
+    low: Number
+    high: Number
     """95 % interval of the difference, by paired bootstrap over documents."""
 
     right_to_wrong: int
     wrong_to_right: int
-    mcnemar_p: float
+    mcnemar_p: Number
     """Exact two-sided p-value that flips of both directions are equally likely."""
 
     documents_needed: Mapping[str, int | None]
@@ -114,6 +118,11 @@ class Outcome:
     higher_is_better: bool = True
     is_binary: bool = True
     """Whether a document's value is 0 or 1, and its answer so right or wrong."""
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the values may be shown in percent, and differences in percentage points."""
+        return max(abs(self.reference), abs(self.candidate)) <= 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Flip:
     reference_answer: str
     candidate_answer: str
     metric: str = ""
-    """By which the answers are right or wrong: the first of the task's metrics that says so."""
+    """By which the answers are right or wrong: the first of the task's metrics with such values."""
 
     filter: str = ""
 
@@ -146,35 +155,10 @@ class Comparison:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
 
+    def overall_outcome(self) -> Outcome | None:
+        """The outcome over all tasks; where there is none the first; None where no document has a value."""
+        return next(iter(sorted(self.outcomes, key=lambda item: item.task != ALL)), None)
 
-def from_plain(values: Mapping[str, Any]) -> Comparison:
-    """The comparison whose JSON form `values` is. NaN, which JSON has not, comes back as NaN where None is no value."""
-    lists = {
-        "divergences": tuple(_divergence(item) for item in values.get("divergences", ())),
-        "outcomes": tuple(_record(Outcome, item) for item in values.get("outcomes", ())),
-        "flips": tuple(_record(Flip, item) for item in values.get("flips", ())),
-    }
-    return Comparison(**{**values, **lists})
-
-
-def _divergence(values: Mapping[str, Any]) -> Divergence:
-    bins = {name: tuple(_record(Bin, item) for item in values.get(name, ())) for name in _BINS}
-    return _record(Divergence, {**values, "kl": _record(Spread, values["kl"]), **bins})
-
-
-_BINS = ("histogram", "by_position", "by_class")
-
-Record = TypeVar("Record", Spread, Bin, Divergence, Outcome, Flip)
-
-
-def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
-    """Undoes what strict JSON does to numbers: null for NaN, "Infinity" and "-Infinity"."""
-    types = {item.name: item.type for item in dataclasses.fields(kind)}
-    return kind(**{name: _number(types.get(name), value) for name, value in values.items()})
-
-
-def _number(written: Any, value: Any) -> Any:
-    if written == "float" and value is None:
-        return math.nan
-    is_float = written in ("float", "float | None")
-    return float(value) if is_float and value is not None else value
+    def overall_divergence(self) -> Divergence | None:
+        """The divergence over all tasks' positions; of a single task its own; None where no position was scored."""
+        return next(iter(sorted(self.divergences, key=lambda item: item.task != ALL)), None)

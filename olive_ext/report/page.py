@@ -1,16 +1,35 @@
-"""What a page of reports shows, before it has a form: models, and comparisons of pairs of them."""
+"""What a page shows, before it has a form: models, comparisons of pairs of them, and whether their tasks are alike.
+
+Plain data and pure functions of reports; knows no table and no file.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
+from olive_ext.errors import ConfigError
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.lm_eval_results import read_metrics
-from olive_ext.report.report import Metric, Report
+from olive_ext.report.metrics import Metric, read_metrics
+from olive_ext.report.report import Report
 
-_PASSES = "passes"
-"""`chain.PASSES`, which cannot be imported here without a circle."""
+PASSES = "passes"
+"""Key of `Report.model`: the names of the passes that made the measured model, in order."""
+
+_MEANING = (
+    "output_type", "dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "doc_to_text",
+    "doc_to_target", "doc_to_choice", "process_docs", "process_results", "description", "target_delimiter",
+    "fewshot_delimiter", "gen_prefix", "fewshot_config", "generation_kwargs", "repeats", "filter_list", "metric_list",
+)  # fmt: skip
+"""Keys of an lm-eval task's configuration that change the requests or how they are scored. Not among them: paths, and
+the functions that load data, whose texts differ from machine to machine."""
+
+_TEMPLATE = ("apply_chat_template", "system_instruction", "fewshot_as_multiturn")
+_MOST_NAMED = 3
+_MOST_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,7 @@ class Contrast:
     reference: str
     comparison: Comparison
     note: str = ""
-    """What a reader must know to read it rightly; empty where nothing."""
+    """What a reader must know to read the comparison rightly; empty where there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +70,100 @@ def page_of(report: Report) -> Page:
     comparison = report.comparison
     if comparison is None:
         return Page(candidate.name, (candidate,), created=report.created)
-    name = short_path(str(comparison.reference.get("path", "reference")))
+    name = _short_path(str(comparison.reference.get("path", "reference")))
     if name == candidate.name:
         name = f"{name} (reference)"
     metrics = read_metrics(comparison.metrics) if "results" in comparison.metrics else ()
     contrast = Contrast(candidate.name, name, comparison)
-    title = f"{candidate.name} against {name}"
-    return Page(title, (Column(name, metrics), candidate), (contrast,), report.created)
+    return Page(f"{candidate.name} against {name}", (Column(name, metrics), candidate), (contrast,), report.created)
 
 
 def model_name(report: Report) -> str:
-    """The passes that made the model where a report knows them, else the part of its path that says something."""
-    passes = report.model.get(_PASSES)
-    if isinstance(passes, list | tuple):
-        return " → ".join(str(name) for name in passes) or "input model"
-    return short_path(str(report.model.get("path", "model")))
+    """The passes that made the model where a report knows them, else the part of its path that tells it from others."""
+    return joined_passes(report, " → ") or _short_path(str(report.model.get("path", "model")))
 
 
-def short_path(path: str) -> str:
+def joined_passes(report: Report, arrow: str) -> str:
+    """The names of the passes that made the model; empty where the report does not know them."""
+    passes = report.model.get(PASSES)
+    return (arrow.join(map(str, passes)) or "input model") if isinstance(passes, list | tuple) else ""
+
+
+def _short_path(path: str) -> str:
     """The last two parts of a path where the last alone is a file's or folder's usual name, else the last."""
     parts = PurePath(path.replace("\\", "/")).parts
     if len(parts) > 1 and parts[-1] in ("model", "model.onnx", "output_model", "models", "onnx"):
         return "/".join(parts[-2:])
     return parts[-1] if parts else path
+
+
+def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each report from the parts of its folder's path: the last, or as many as tell it from the others."""
+    for count in range(1, max((len(parts) for parts in paths), default=0) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(parts)} ({place})" for place, parts in enumerate(paths, 1)]
+
+
+def facts_of(report: Report) -> Mapping[str, Any]:
+    """What identifies the model that a report is on."""
+    return {key: report.model[key] for key in ("path", "kind", "content_hash") if key in report.model}
+
+
+def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
+    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
+
+    Compared are the task's version, examples in the prompt, number of documents, hash of the task (where lm-eval gave
+    one), its configuration, chat template and system prompt, generation settings, the seed of the examples, and for
+    tasks that score whole texts the longest context.
+    """
+    tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
+    found = [problem for task in tasks for problem in _problems(task, reports)]
+    if found:
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise ConfigError(f"cannot compare {'; '.join(found[:_MOST_NAMED])}{more}")
+
+
+def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:
+    """One line for each fact that differs, with the first report and the first that differs from it."""
+    known = [
+        (name, dict(_facts(task, report))) for name, report in reports if task in report.results.get("configs", {})
+    ]
+    first_name, first = known[0]
+    for key in dict.fromkeys(key for _, facts in known for key in facts):
+        for name, facts in known[1:]:
+            if key in facts and key in first and facts[key] != first[key]:
+                one, other = _shown(first[key]), _shown(facts[key])
+                yield f"task '{task}': {key} is {one} in '{first_name}' and {other} in '{name}'"
+                break
+
+
+def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
+    """What decides about the task's requests and their scoring; a fact that a report may lack is left out."""
+    results = report.results
+    yield "version", results.get("versions", {}).get(task)
+    shots = results.get("n-shot", {}).get(task)
+    yield "number of examples", shots
+    yield "number of documents", results.get("n-samples", {}).get(task, {}).get("effective")
+    if task in results.get("task_hashes", {}):
+        yield "hash", results["task_hashes"][task]
+    configuration: Mapping[str, Any] = results.get("configs", {}).get(task) or {}
+    yield from ((key, configuration.get(key)) for key in _MEANING)
+    yield from ((key, report.config.get(key) or None) for key in _TEMPLATE)
+    yield "chat_template_args", (report.config.get("model_args") or {}).get("chat_template_args")
+    if results.get("chat_template_sha"):
+        yield "chat_template_sha", results["chat_template_sha"]
+    if shots:
+        yield "seed of the examples", results.get("config", {}).get("fewshot_seed")
+    if configuration.get("output_type") == "loglikelihood_rolling":
+        yield "longest context", results.get("max_length")
+
+
+def _shown(value: Any) -> str:
+    """Both ends of a long value: templates differ at either."""
+    if value is None:
+        return "not set"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]}…{text[-_MOST_SHOWN // 2 :]}"
+    return repr(text) if isinstance(value, str) else text

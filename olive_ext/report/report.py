@@ -8,35 +8,19 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.comparison import from_plain as comparison_from
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number of one task."""
-
-    task: str
-    metric: str
-    """lm-eval's name without the filter, for instance "acc" or "word_perplexity"."""
-
-    filter: str
-    """lm-eval's filter, "none" where the task has none."""
-
-    value: float
-    stderr: float | None = None
-    """Standard error of `value`; None where lm-eval gives none."""
-
-    higher_is_better: bool = True
-    n: int | None = None
-    """Documents scored; None where the number does not come from documents."""
+from olive_ext.report.metrics import Metric
 
 
 @dataclass(frozen=True)
 class Report:
     """A whole evaluation. Everything but `metrics` is JSON-like data for the reader of report.json."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     metrics: tuple[Metric, ...]
     results: Mapping[str, Any] = field(default_factory=dict)
@@ -67,35 +51,27 @@ class Report:
     """What was found against a reference; None where there was none."""
 
 
-def metric_key(metric: Metric, several_filters: bool) -> str:
-    """Olive's key of a metric, `<task>-<metric>`; with `,<filter>` as lm-eval writes it where a task has several."""
-    suffix = f",{metric.filter}" if several_filters else ""
-    return f"{metric.task}-{metric.metric}{suffix}"
-
-
 def has_several_filters(report: Report, task: str) -> bool:
     """Whether some metric of `task` comes once for each of several filters."""
     seen = [found.metric for found in report.metrics if found.task == task]
     return len(seen) > len(set(seen))
 
 
-def to_json(report: Report) -> str:
+def to_json(value: Any) -> str:
     """Strict JSON, which has no NaN: NaN becomes null, infinities the strings "Infinity" and "-Infinity"."""
-    return json.dumps(plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str) -> Report:
-    """The report that `to_json` wrote. Numbers of `metrics` come back as they were, NaN in other places as None."""
-    values = json.loads(text)
-    metrics = tuple(Metric(**{**item, "value": _number(item["value"])}) for item in values.pop("metrics"))
-    providers = tuple(values.pop("providers", ()))
-    found = values.pop("comparison", None)
-    comparison = None if found is None else comparison_from(found)
-    return Report(metrics=metrics, providers=providers, comparison=comparison, **values)
+    """The report that `to_json` wrote. Numbers come back as they were, NaN inside of JSON-like data as None.
 
-
-def _number(value: float | str | None) -> float:
-    return math.nan if value is None else float(value)
+    Raises `ValueError` that names the first wrong key for any other text.
+    """
+    try:
+        return TypeAdapter(Report).validate_python(json.loads(text))
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, found['loc'])) or 'as a whole'}: {found['msg']}") from error
 
 
 def plain(value: Any) -> Any:

@@ -1,18 +1,19 @@
-"""Reports on disk: report.json, report.md and report.html, each replaced as a whole or not at all."""
+"""Reports on disk, each file replaced as a whole or not at all. Knows no form but by the functions that make it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.report.html.render import render, to_html
+from olive_ext.report.markdown import chain_markdown, to_markdown
 from olive_ext.report.page import Page
-from olive_ext.report.render import to_markdown
 from olive_ext.report.report import Report, to_json
+from olive_ext.report.scores import ChainStep
 
 logger = logging.getLogger(__name__)
 _INSTALL = "pip install jinja2 matplotlib"
@@ -28,35 +29,47 @@ def write(report: Report, directory: str | Path, to_html: Callable[[Report], str
     directory = Path(directory)
     page = directory / "report.html"
     texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
-    html = _html(report, to_html)
-    if html is not None:
-        texts[page] = html
-    write_texts(texts, directory)
-    if html is None:
-        page.unlink(missing_ok=True)
-    return tuple(texts)
-
-
-def _html(report: Report, to_html: Callable[[Report], str]) -> str | None:
     try:
-        return to_html(report)
+        texts[page] = to_html(report)
     except ImportError as error:
         logger.warning("no report.html: %s; get it with: %s", error, _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever a plotting library throws
         logger.warning("no report.html: %s: %s", type(error).__name__, error)
-    return None
+    write_texts(texts, directory)
+    if page not in texts:
+        page.unlink(missing_ok=True)
+    return tuple(texts)
 
 
 def write_page(page: Page, directory: str | Path) -> Path:
     """Writes compare.html as `write` does; returns its path. Raises `ConfigError` where a library is missing."""
-    directory = Path(directory)
+    path = Path(directory) / "compare.html"
     try:
-        text = render(page)
+        write_texts({path: render(page)}, path.parent)
     except ImportError as error:
         raise ConfigError(f"cannot make the page: {error}; get it with: {_INSTALL}") from error
-    path = directory / "compare.html"
-    write_texts({path: text}, directory)
     return path
+
+
+def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path, ...]:
+    """Writes chain.json, {"steps": [{"name": ..., "values": {column: number}}]}, and chain.md as `write` does."""
+    directory = Path(directory)
+    texts = {directory / "chain.json": to_json({"steps": steps}), directory / "chain.md": chain_markdown(steps)}
+    write_texts(texts, directory)
+    return tuple(texts)
+
+
+def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
+    """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
+
+    For use before hours of evaluation, not after.
+    """
+    path = Path(directory).absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"'{setting}' = '{directory}': '{nearest}' is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
 
 
 def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
@@ -66,19 +79,6 @@ def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
         _replace_all(texts)
     except OSError as error:
         raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
-
-
-def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
-    """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
-
-    To be asked before hours of evaluation, not after.
-    """
-    path = Path(directory).absolute()
-    nearest = next(place for place in (path, *path.parents) if place.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"'{setting}' = '{directory}': '{nearest}' is not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
 
 
 def _replace_all(texts: Mapping[Path, str]) -> None:

@@ -1,4 +1,4 @@
-"""The one line that says what a comparison found. Pure; it says "no loss found", never that there is none."""
+"""The one line on what a comparison found: "no loss found", never that there is none. Pure; knows no form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_CHANGE = 0.001
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` for colours and signs, `line` for people."""
+    """`kind` for colours and signs, `line` for people: what was found, a colon, the numbers."""
 
     kind: Kind
     line: str
@@ -30,36 +30,23 @@ def verdict(comparison: Comparison) -> Verdict:
     exact p-value stays below 5 % after Holm's correction for the number of tasks (Holm 1979), or where a perplexity of
     whole texts (a task without answers) changed by more than 1.96 standard errors and 0.1 %. A loss anywhere is
     one of the model."""
-    outcome = headline(comparison)
-    whole = overall(comparison)
-    if outcome is None and whole is None:
+    outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
+    if outcome is None and divergence is None:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     lost, gained = _changed(comparison)
-    facts = _facts(outcome, whole)
+    numbers = _numbers(outcome, divergence)
     if lost:
-        return Verdict("loss", f"loss found in {_list(lost)}: {facts}")
+        return Verdict("loss", f"loss found in {_list(lost)}: {numbers}")
     if gained:
-        return Verdict("gain", f"no loss found, gain in {_list(gained)}: {facts}")
-    return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, whole)} found: {facts}")
-
-
-def headline(comparison: Comparison) -> Outcome | None:
-    """The outcome over all tasks; where there is none the first; None where no document has a value."""
-    overall_first = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
-    return overall_first[0] if overall_first else None
-
-
-def overall(comparison: Comparison) -> Divergence | None:
-    """The divergence over all tasks' positions; of a single task its own; None where no position was scored."""
-    overall_first = sorted(comparison.divergences, key=lambda item: item.task != ALL)
-    return overall_first[0] if overall_first else None
+        return Verdict("gain", f"no loss found, gain in {_list(gained)}: {numbers}")
+    return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, divergence)} found: {numbers}")
 
 
 def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """What became worse and what became better, in words."""
+    """Names of the metrics and perplexities that became worse, and of those that became better."""
     lost: list[str] = []
     gained: list[str] = []
-    outcome = headline(comparison)
+    outcome = comparison.overall_outcome()
     if outcome is not None:
         sign = 1 if outcome.higher_is_better else -1
         low, high = sorted((sign * outcome.low, sign * outcome.high))
@@ -92,33 +79,33 @@ def _significant(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _texts(comparison: Comparison) -> list[Divergence]:
-    """Of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
+    """The divergences of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
     answered = {item.task for item in comparison.outcomes}
     return [item for item in comparison.divergences if item.task not in {ALL, *answered}]
 
 
-def _kind_of_loss(outcome: Outcome | None, whole: Divergence | None) -> str:
+def _kind_of_loss(outcome: Outcome | None, divergence: Divergence | None) -> str:
     flipped = outcome is not None and outcome.right_to_wrong + outcome.wrong_to_right
-    is_same = whole is not None and whole.kl.maximum < _SAME_NATS
+    is_same = divergence is not None and divergence.kl.maximum < _SAME_NATS
     return "difference" if is_same and not flipped else "loss"
 
 
-def _facts(outcome: Outcome | None, whole: Divergence | None) -> str:
+def _numbers(outcome: Outcome | None, divergence: Divergence | None) -> str:
     parts = []
     if outcome is not None:
-        is_share = outcome.metric.startswith(("acc", "exact_match"))
-        name = "accuracy" if is_share else f"{outcome.metric} of {outcome.task}"
+        has_shares = outcome.metric.startswith(("acc", "exact_match"))
+        name = "accuracy" if has_shares else f"{outcome.metric} of {outcome.task}"
         parts.append(f"{name} difference {_interval(outcome)}")
-    if whole is not None:
-        parts.append(f"KL {whole.kl.mean:.2g} nats")
-        parts.append(f"top-1 agreement {100 * whole.top1_agreement:.1f} %")
-    documents = outcome.num_documents if outcome else whole.num_documents if whole else 0
+    if divergence is not None:
+        parts.append(f"KL {divergence.kl.mean:.2g} nats")
+        parts.append(f"top-1 agreement {100 * divergence.top1_agreement:.1f} %")
+    documents = next((item.num_documents for item in (outcome, divergence) if item is not None), 0)
     return f"{', '.join(parts)} ({documents:,} documents)"
 
 
 def _interval(outcome: Outcome) -> str:
-    """In percent where the values are shares."""
-    if max(abs(value) for value in (outcome.reference, outcome.candidate)) <= 1:
+    """The difference with its 95 % interval, in percent where the values are shares."""
+    if outcome.is_share:
         low, high = 100 * outcome.low, 100 * outcome.high
         return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"
     return f"{outcome.difference:+.3g} [{outcome.low:+.3g}, {outcome.high:+.3g}]"

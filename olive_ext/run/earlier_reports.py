@@ -1,4 +1,4 @@
-"""Earlier reports side by side: read, held against one another, and paired by the documents logged beside them."""
+"""Compares earlier reports: reads them and pairs the documents that both models have logged. Runs no model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparability import check_comparable, facts_of, short_names
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.page import Column, Contrast, Page, model_name
+from olive_ext.report.page import Column, Contrast, Page, check_comparable, facts_of, model_name, short_names
+from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
 REPORT_FILE = "report.json"
@@ -20,7 +20,7 @@ _MOST_IN_TITLE = 4
 
 @dataclass(frozen=True)
 class Named:
-    """A report with its name in the table, and the folder it lies in."""
+    """A report, its name in the table, and its folder."""
 
     name: str
     report: Report
@@ -31,8 +31,8 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     """One page over the reports at `given`: folders with a report.json, folders of such folders, or the files.
 
     NAME=PATH gives a report its name. The first is the baseline, or the one whose name or path `baseline` is. Where
-    sample logs lie beside both reports, paired differences and flips come from them; where a report holds a comparison
-    with a reference, its divergences are kept. Raises `ConfigError` for what cannot be read or not be compared.
+    both folders hold sample logs, paired differences and flips come from them; where a report holds a comparison with a
+    reference, its divergences are kept. Raises `ConfigError` for reports that cannot be read or compared.
     """
     reports = _baseline_first(load(given), baseline)
     if len(reports) < 2:
@@ -66,13 +66,13 @@ def load(given: Sequence[str]) -> list[Named]:
 
 
 def _own_names(reports: Sequence[Report]) -> list[str]:
-    """After the passes of a chain, where every report knows them and they differ; Olive's folders are digests."""
+    """The names of the passes of a chain, where every report has them and they differ; Olive's folders are digests."""
     names = [model_name(report) for report in reports if "passes" in report.model]
     return names if len(set(names)) == len(reports) else []
 
 
 def _parts(file: Path) -> tuple[str, ...]:
-    """What names a report: its folder, and the file where that is not the usual one (report-2.json)."""
+    """The parts of a report's name: its folder, and the file where that is not the usual one (report-2.json)."""
     folder = file.parent.resolve().parts
     return folder if file.name == REPORT_FILE else (*folder, file.stem)
 
@@ -119,7 +119,7 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 
 def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
-    """What is known of each report against the first."""
+    """The comparison of each report with the first, where there is any."""
     logs: dict[str, Logs] = {item.name: read_logs(item.folder, item.report) for item in (first, *others)}
     found = []
     for item in others:
@@ -145,9 +145,7 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
 
 
 def _paired(first: Named, other: Named, logs: Mapping[str, Logs]) -> tuple[Any, Any]:
-    """Outcomes and flips from the documents that both have logged."""
-    from olive_ext.run.reference.pairing import compare_answers
-
+    """Outcomes and flips of the documents that both reports have logged."""
     for item in (first, other):
         logs[item.name].check_of(item.report, item.folder)
     one, two = logs[first.name].shared_with(logs[other.name]), logs[other.name].shared_with(logs[first.name])

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
-from olive_ext.report.compared_metrics import comparison_metrics
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.lm_eval_results import read_metrics
+from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.hardware import describe_hardware
 from olive_ext.run.mlflow_log import log_report
@@ -22,8 +21,7 @@ from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model
 from olive_ext.run.peak_memory import PeakMemory
 from olive_ext.run.reference.comparison_run import Comparer
 from olive_ext.run.reference.modes import comparer_of
-from olive_ext.run.sample_fields import sample_fields
-from olive_ext.run.samples import write_samples
+from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
     from olive_ext.backends.harness import LM

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
-from olive_ext.report.metric_names import listed, long_names, matching
-from olive_ext.report.render import number
+from olive_ext.report.metrics import listed, long_names, matching
+from olive_ext.report.numbers import number
 from olive_ext.run.costs import why_missing
 
 

@@ -19,8 +19,8 @@ _TIMEOUT_S = 10
 def describe_hardware() -> dict[str, Any]:
     """JSON-ready facts: `cpu`, `cores`, `threads`, `usable_threads`, `memory_bytes`, `gpus`, `os`, `python`.
 
-    What cannot be found out is left out. `usable_threads` is what this process may run on, fewer in a container or
-    under a job scheduler.
+    A fact that the machine does not give is left out. `usable_threads` are those that this process may run on, fewer
+    in a container or under a job scheduler.
     """
     facts = {
         "cpu": _cpu_name(),
@@ -36,14 +36,14 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """The model's name: Linux tells it in a file only, macOS by a command, Windows by its environment."""
+    """The processor's name: Linux has it in a file only, macOS in a command's output, Windows in its environment."""
     if _CPU_INFO.exists():
         for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Hardware", "Model") and value.strip():
                 return value.strip()
     if platform.system() == "Darwin":
-        return _said_by("sysctl", "-n", "machdep.cpu.brand_string")
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string")
     return platform.processor() or platform.machine()
 
 
@@ -55,15 +55,15 @@ def _usable_threads() -> int | None:
 
 def _nvidia_gpus() -> list[dict[str, Any]]:
     """Name, memory and driver of each GPU that NVIDIA's driver lists."""
-    rows = [line.split(", ") for line in _said_by("nvidia-smi", *_GPU_QUERY).splitlines()]
+    rows = [line.split(", ") for line in _output_of("nvidia-smi", *_GPU_QUERY).splitlines()]
     return [
         {"name": name, "memory_mib": int(memory) if memory.isdigit() else None, "driver": driver}
         for name, memory, driver in (row for row in rows if len(row) == 3)
     ]
 
 
-def _said_by(*command: str) -> str:
-    """What the command wrote; nothing where it is missing, fails or hangs."""
+def _output_of(*command: str) -> str:
+    """The command's stdout; empty where the command is missing, fails or hangs."""
     path = shutil.which(command[0])
     if path is None:
         return ""

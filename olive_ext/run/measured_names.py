@@ -8,8 +8,8 @@ from typing import Any
 
 from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError
-from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
+from olive_ext.report.metrics import NAMES
 from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
 
 Name = tuple[str | None, str]

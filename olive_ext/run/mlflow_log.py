@@ -1,4 +1,4 @@
-"""Reports on an MLflow server: the only door to mlflow. What goes wrong there never stops an evaluation."""
+"""Reports on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from olive_ext.report import Report, has_several_filters, write
-from olive_ext.report.html.numbers import flat
-from olive_ext.report.page import model_name
+from olive_ext.report import Report, has_several_filters, model_name, write
+from olive_ext.report.numbers import flat
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
@@ -32,7 +31,7 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""MLflow's own would try a server that is gone for minutes, and print to stdout."""
+"""Under its own defaults MLflow retries an unreachable server for minutes, and prints to stdout."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def log_report(report: Report, folder: str | None = None, *, mlflow: Any = None)
     """Logs params, metrics and the report's files as one run where MLFLOW_TRACKING_URI is set; whether it did.
 
     `folder` is where the report was written, if it was. MLflow's own variables name experiment and credentials; inside
-    an active run this is a nested one. Every failure is a warning. `mlflow` stands in for the module.
+    an active run the new one is nested. Every failure is a warning. `mlflow` stands in for the module.
     """
     if not os.environ.get(VARIABLE):
         return False
@@ -72,13 +71,13 @@ def _log(mlflow: Any, report: Report, folder: str | None) -> None:
 
 
 def _log_files(mlflow: Any, folder: Path) -> None:
-    for name in ("report.json", "report.md", "report.html"):
-        if (folder / name).is_file():
-            mlflow.log_artifact(str(folder / name))
+    for file in (folder / f"report.{suffix}" for suffix in ("json", "md", "html")):
+        if file.is_file():
+            mlflow.log_artifact(str(file))
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """`<task>/<metric>`, with the filter where there are several, and `_stderr` beside it; finite numbers only."""
+    """`<task>/<metric>`, with the filter where there are several, error bars as `..._stderr`; finite numbers only."""
     found: dict[str, float] = {}
     for metric in report.metrics:
         parts = [metric.task, metric.metric]
@@ -104,7 +103,7 @@ def params_of(report: Report) -> dict[str, str]:
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With names that MLflow takes, each different: what is cut or would be twice ends in a digest of the whole."""
+    """`values` under names that MLflow accepts, each different: one that is cut or taken ends in a digest of itself."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         legal = legal_name(name)
@@ -115,7 +114,7 @@ def _named(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def legal_name(name: str) -> str:
-    """Letters, digits, `_`, `-`, `.` and spaces as they are, others as `_`; NUL, which joins parts, as `/`."""
+    """Replaces everything but letters, digits, `_`, `-`, `.` and spaces by `_`, and NUL, which joins parts, by `/`."""
     parts = [re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in name.split("\0")]
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
@@ -132,9 +131,9 @@ def _chunks(values: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _defaults() -> Iterator[None]:
-    """Sets what the user has not set, for as long as it is entered."""
-    added: Sequence[str] = [name for name in _DEFAULTS if name not in os.environ]
-    os.environ.update({name: _DEFAULTS[name] for name in added})
+    """Sets those of MLflow's variables that the user has not set, until the block ends."""
+    added = {name: value for name, value in _DEFAULTS.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:

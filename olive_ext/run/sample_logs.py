@@ -1,26 +1,106 @@
-"""Sample logs read back: lm-eval's JSON lines as the samples that they were written from. Knows no task's code."""
+"""Sample logs: a file of lm-eval's JSON lines for each task, written with our own fields, and read back as samples.
+
+Knows no task's code. A file is replaced as a whole or not at all.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Report
-from olive_ext.run.samples import OWN, log_path
+from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
 
-if TYPE_CHECKING:
-    from olive_ext.backends.answers import Answers
+Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
+"""Our own fields of a line, from the task's name and the sample."""
 
-Sample = dict[str, Any]
+DocumentDistances: TypeAlias = Callable[[str], Mapping[int, tuple[float, int]]]
+"""A task's mean KL in nats and number of positions, by document."""
+
+OWN = "olive_ext"
+"""The line's key under which our own fields stand; everything else is lm-eval's."""
 
 _SAME = 1e-6
 _NUMBERS_OF_A_CHOICE = 2
 """A choice's response is its log-probability and whether it was the most likely."""
+
+
+def sample_fields(
+    tasks: Mapping[str, Any], reference: Sequence[Answers] = (), by_document: DocumentDistances | None = None
+) -> Fields:
+    """`question` without examples; with a reference its `reference_answer` and `reference_values` by metric; where
+    distributions were compared `kl_mean` in nats over the document's `positions`.
+
+    `tasks` are lm-eval's objects by name.
+    """
+    answers = {(item.task, item.filter): item.by_document for item in reference}
+    distances = {task: by_document(task) for task in tasks} if by_document is not None else {}
+
+    def fields(task: str, sample: Sample) -> dict[str, Any]:
+        number = int(sample["doc_id"])
+        added: dict[str, Any] = {"question": question_of(tasks[task], sample)}
+        answer = answers.get((task, str(sample["filter"])), {}).get(number)
+        if answer is not None:
+            added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}
+        if (distance := distances.get(task, {}).get(number)) is not None:
+            added |= {"kl_mean": distance[0], "positions": distance[1]}
+        return added
+
+    return fields
+
+
+def write_samples(
+    samples: Mapping[str, Sequence[Sample]], num_documents: int, folder: Path, fields: Fields | None = None
+) -> list[Path]:
+    """Writes `samples_<task>.jsonl` with the first `num_documents` documents of each task; returns the paths.
+
+    A document has a line for each of the task's filters, in lm-eval's own sample format; where `fields` has something
+    to add, it stands under the key `OWN`. Raises `RunError` where the disk refuses.
+    """
+    from olive_ext.backends.harness import sample_line
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for task, lines in samples.items():
+            documents = set(sorted({line["doc_id"] for line in lines})[:num_documents])
+            chosen = (line for line in lines if line["doc_id"] in documents)
+            text = "".join(sample_line(_with_own(task, line, fields)) for line in chosen)
+            written.append(_replace(log_path(folder, task), text))
+    except OSError as error:
+        raise RunError(f"cannot write the sample logs to '{folder}': {error.strerror or error}") from error
+    return written
+
+
+def log_path(folder: Path, task: str) -> Path:
+    """Path of the log of a task."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
+    return folder / f"samples_{name}.jsonl"
+
+
+def _with_own(task: str, sample: Sample, fields: Fields | None) -> Sample:
+    own = fields(task, sample) if fields is not None else {}
+    return {**sample, OWN: own} if own else sample
+
+
+def _replace(path: Path, text: str) -> Path:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 @dataclass(frozen=True)
@@ -38,11 +118,11 @@ class LoggedTask:
         return self.directions
 
     def doc_to_text(self, line: Mapping[str, Any]) -> str:
-        """The question without examples, where our log has it."""
+        """The question without examples, where the line has our own field for it."""
         return str(line.get(OWN, {}).get("question", ""))
 
     def doc_to_choice(self, line: Mapping[str, Any]) -> list[str]:
-        """What was scored; of tasks with one continuation behind several contexts, the contexts' ends."""
+        """The scored continuations; of tasks with one continuation behind several contexts, the contexts' ends."""
         pairs = [list(arguments.values()) for arguments in line["arguments"].values()]
         continuations = [str(pair[1]).strip() for pair in pairs]
         if len(set(continuations)) > 1 or len(pairs) < 2:
@@ -52,13 +132,13 @@ class LoggedTask:
 
 @dataclass(frozen=True)
 class Logs:
-    """Logged samples by task, and what stands for the tasks."""
+    """Logged samples by task, and the stand-ins for lm-eval's tasks."""
 
     samples: Mapping[str, Sequence[Sample]]
     tasks: Mapping[str, LoggedTask]
 
     def shared_with(self, other: Logs) -> Logs:
-        """The documents that both have logged; logs may be of different lengths."""
+        """The documents that are in both logs, which may be of different lengths."""
         samples = {}
         for task in self.samples.keys() & other.samples.keys():
             theirs = {(line["doc_id"], line["filter"]) for line in other.samples[task]}
@@ -67,7 +147,7 @@ class Logs:
         return Logs(ordered, self.tasks)
 
     def check_of(self, report: Report, folder: Path) -> None:
-        """Raises `ConfigError` where whole logs give other numbers than the report: a later run may have left them."""
+        """Raises `ConfigError` where complete logs give other numbers than the report, as those of a later run do."""
         reported = {(item.task, item.metric, item.filter): item for item in report.metrics}
         for answers in self.answers():
             for metric in answers.metrics:
@@ -83,8 +163,6 @@ class Logs:
                     )
 
     def answers(self) -> list[Answers]:
-        from olive_ext.backends.answers import read_answers
-
         return read_answers(self.samples, self.tasks)
 
 

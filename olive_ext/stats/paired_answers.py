@@ -1,4 +1,7 @@
-"""Two models on the same documents: who is right where the other is wrong, and what that says about all documents."""
+"""Two models' answers to the same documents: the difference, its error, and the documents that flip.
+
+Knows no task and no text of an answer.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from olive_ext.report.comparison import Outcome
 FloatArray = npt.NDArray[np.float64]
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
-"""Those that `Outcome.documents_needed` answers for."""
+"""Differences for which `Outcome.documents_needed` is computed."""
 
 NUM_RESAMPLES = 10_000
-_CONFIDENCE = 0.95
+_ERROR, _POWER, _CONFIDENCE = 0.05, 0.8, 0.95
 _FEW_VALUES = 64
 _CHUNK = 1 << 22
 
@@ -26,21 +29,19 @@ def compare_outcomes(
     filter_name: str,
     reference: npt.ArrayLike,
     candidate: npt.ArrayLike,
-    *,
     higher_is_better: bool = True,
-    seed: int = 0,
 ) -> Outcome:
-    """One metric of one task from its values [D] for the same D documents; at least one.
+    """One metric of one task from both models' values [D] for the same D documents, at least one.
 
-    Where all values are 0 or 1 a document is answered rightly (1, or 0 where lower is better) or wrongly, and flips are
-    counted; of other metrics there are none, and `mcnemar_p` is 1.
+    Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
+    counted. Other metrics have no flips, and their `mcnemar_p` is 1.
     """
     first: FloatArray = np.asarray(reference, np.float64)
     second: FloatArray = np.asarray(candidate, np.float64)
     differences = second - first
-    is_binary = are_binary(first, second)
+    is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    low, high = difference_interval(differences, is_binary=is_binary, seed=seed)
+    low, high = difference_interval(differences, is_binary=is_binary)
     return Outcome(
         task=task,
         metric=metric,
@@ -58,11 +59,6 @@ def compare_outcomes(
         higher_is_better=higher_is_better,
         is_binary=is_binary,
     )
-
-
-def are_binary(reference: FloatArray, candidate: FloatArray) -> bool:
-    """Whether both models' values are 0 or 1 throughout."""
-    return bool(np.isin(reference, (0, 1)).all() and np.isin(candidate, (0, 1)).all())
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
@@ -86,8 +82,7 @@ def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
 def difference_interval(
     differences: npt.ArrayLike, *, is_binary: bool, seed: int = 0, num_resamples: int = NUM_RESAMPLES
 ) -> tuple[float, float]:
-    """95 % interval of the mean of per-document `differences` [D]: documents are drawn anew, both models' values
-    together.
+    """95 % interval of the mean of per-document `differences` [D]; documents are resampled with both models' values.
 
     Bias-corrected and accelerated bootstrap (BCa: Efron 1987, JASA 82; Efron and Tibshirani 1993, ch. 14), because
     differences of 0/1 values are skewed where flips of one direction prevail, and the percentile interval is then
@@ -98,20 +93,18 @@ def difference_interval(
     Pearson 1934) allow where one of them was not seen; with D documents and no flips that is about +-3.7 / D.
     """
     values: FloatArray = np.asarray(differences, np.float64)
-    low, high = _bca(values, seed, num_resamples)
+    low, high = _bca_interval(values, seed, num_resamples)
     if is_binary:
         down, up = int(np.sum(values < 0)), int(np.sum(values > 0))
-        (least_down, most_down), (least_up, most_up) = (_exact(count, len(values)) for count in (down, up))
+        (least_down, most_down), (least_up, most_up) = (_exact_interval(count, len(values)) for count in (down, up))
         low = low if down else min(low, least_up - most_down)
         high = high if up else max(high, most_up - least_down)
     return low, high
 
 
-def documents_needed(
-    differences: npt.ArrayLike, size: float, is_binary: bool, *, error: float = 0.05, power: float = 0.8
-) -> int | None:
-    """Documents on which a difference of `size` between the two models would be found with probability `power`, by a
-    two-sided test at level `error`, where per-document `differences` vary as these do.
+def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -> int | None:
+    """Documents on which a two-sided test at the level `error` of 5 % finds a difference of `size` between two models
+    with a `power` of 80 %, where per-document differences vary as `differences` [D] do.
 
     0/1 values with a share psi of flips (Connor 1987, Biometrics 43:207, eq. 3; after Miettinen 1968, Biometrics 24):
 
@@ -123,7 +116,7 @@ def documents_needed(
     from scipy.stats import norm
 
     values: FloatArray = np.asarray(differences, np.float64)
-    z_error, z_power = float(norm.ppf(1 - error / 2)), float(norm.ppf(power))
+    z_error, z_power = float(norm.ppf(1 - _ERROR / 2)), float(norm.ppf(_POWER))
     if is_binary:
         share = max(float(np.mean(values != 0)), size)
         needed = (z_error * math.sqrt(share) + z_power * math.sqrt(share - size**2)) ** 2 / size**2
@@ -133,8 +126,8 @@ def documents_needed(
     return math.ceil(needed) if needed > 0 and math.isfinite(needed) else None
 
 
-def _bca(values: FloatArray, seed: int, num_resamples: int) -> tuple[float, float]:
-    """z0 from the share of resampled means below the estimate; of a mean the jackknife's acceleration is
+def _bca_interval(values: FloatArray, seed: int, num_resamples: int) -> tuple[float, float]:
+    """z0 is from the share of resampled means below the estimate; the jackknife's acceleration of a mean is
     sum u^3 / (6 (sum u^2)^1.5) with u = value - mean."""
     from scipy.stats import norm
 
@@ -167,7 +160,7 @@ def _resampled_means(values: FloatArray, random: np.random.Generator, num_resamp
     return np.concatenate([values[random.integers(0, total, (size, total))].mean(axis=1) for size in sizes])
 
 
-def _exact(count: int, total: int) -> tuple[float, float]:
+def _exact_interval(count: int, total: int) -> tuple[float, float]:
     from scipy.stats import binomtest
 
     interval = binomtest(count, total).proportion_ci(_CONFIDENCE, method="exact")

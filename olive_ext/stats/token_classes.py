@@ -1,4 +1,4 @@
-"""What kind of token comes next, told by its text. Knows no tokenizer: texts come from a function of the id."""
+"""Classes of tokens by their text. Knows no tokenizer: a function gives the text of an id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 def token_class(text: str, is_special: bool = False) -> int:
     """The class of a token by itself: its text with the white space in front of it.
 
-    A word's piece without white space in front counts as the inside of a word; `TokenClasses.of` knows what stands
+    A word's piece without white space in front counts as the inside of a word; `TokenClasses.of` knows the token
     before it. Letters win over digits ("3rd" is a word), digits over signs ("3.5" and "50%" are numbers). What is no
     text by itself (a part of a UTF-8 sequence) is the inside of a word.
     """
@@ -34,7 +34,7 @@ def token_class(text: str, is_special: bool = False) -> int:
 
 
 class TokenClasses:
-    """Classes of token ids. Each id's text is asked for once; `text_of` gives it with the white space in front."""
+    """Classes of token ids. `text_of` gives an id's text with the white space in front; it is called once for each."""
 
     def __init__(self, text_of: Callable[[int], str], special_ids: Collection[int] = ()) -> None:
         self._text_of = text_of

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from olive_ext.engine.requests import Compared, FinishReason
+from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError
+from olive_ext.stats.compared_fields import Compared
 from olive_ext.text.source import Asked
 
 Text: TypeAlias = str | Sequence[int]
@@ -113,7 +114,7 @@ class ScoringOutput:
     token_count: int
     token_logprobs: tuple[float, ...]
     compared: Compared | None = field(default=None, compare=False)
-    """What the session's reference says of the target's tokens; None without one."""
+    """Comparison with the session's reference at each of the target's tokens; None without a reference."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class RollingOutput:
     token_count: int
     token_logprobs: tuple[float, ...] = ()
     compared: Compared | None = field(default=None, compare=False)
-    """What the session's reference says of the tokens, all windows together; None without one."""
+    """Comparison with the session's reference at each token, all windows together; None without a reference."""
 
 
 def _set(request: object, name: str, value: object) -> None:

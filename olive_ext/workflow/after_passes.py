@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import OliveExtError, RequirementError
-from olive_ext.report import Report, from_json
-from olive_ext.report.chain import print_chain, steps, write_chain
+from olive_ext.report import Report, chain_steps, from_json, print_chain, write_chain
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.log import logger
 from olive_ext.workflow.measure import surfaced
@@ -60,7 +59,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
-        found = steps(reports)
+        found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)
         print_chain(found)
@@ -90,7 +89,7 @@ def publish(engine: Any, run: Run, output: Any) -> None:
         reports = carried_reports(saved["config"])
         if reports:
             refresh_reports(saved["config"], run.artifacts)
-            write_chain(steps(reports), run.artifacts)
+            write_chain(chain_steps(reports), run.artifacts)
 
 
 def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:

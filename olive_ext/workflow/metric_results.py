@@ -13,9 +13,8 @@ from olive.evaluator.metric_result import MetricResult, joint_metric_key
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
-from olive_ext.report.compared_metrics import NAMES
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metric_names import listed, matching
+from olive_ext.report.metrics import NAMES, listed, matching
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)

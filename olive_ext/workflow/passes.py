@@ -16,7 +16,7 @@ from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
 from olive_ext.model.locate import read_outline
 from olive_ext.report import Report, write
-from olive_ext.report.chain import PASSES
+from olive_ext.report.page import PASSES
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.fingerprint import deciding, environment

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from olive_ext.bench.flops import Work
 from olive_ext.bench.job import Run
 from olive_ext.bench.summary import Summary, summarize
 from olive_ext.bench.tables import HEADS, cells, facts, print_summary, to_markdown
+from olive_ext.bench.work import Work
 
 TOKENS = {"naive": 1000, "distinct": 200, "attended": 5000, "rows": 10}
 MEMORY = {"before": 1e8, "weights": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}

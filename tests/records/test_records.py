@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from olive_ext.errors import ConfigError, RecordsError
-from olive_ext.records import Form, Records, Said, request_key
+from olive_ext.records import Form, Records, ScoredTargets, request_key
 from olive_ext.records import store as store_module
 
 FORM = Form(100, 3, 2)
@@ -27,8 +30,8 @@ def some_records(count: int, seed: int = 0) -> np.ndarray:
     return records
 
 
-def said(numbers: np.ndarray) -> Said:
-    return Said(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
+def said(numbers: np.ndarray) -> ScoredTargets:
+    return ScoredTargets(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
 
 
 def fill(records: Records, requests: range, per_request: int = 4) -> None:
@@ -55,6 +58,34 @@ def test_later_runs_find_what_was_put_and_add_to_it(tmp_path: Path) -> None:
     assert_holds(Records.read(folder), range(60))
     assert Records.read(folder).find(request_key([60, 1, 2], 4)) is None
     assert Records.read(folder).describe()["positions"] == 240
+
+
+def test_files_of_version_1_are_read(tmp_path: Path) -> None:
+    """Written here byte by byte, as every release so far has: names, order and types of what is on disk are fixed."""
+    records = [
+        struct.pack("<5i5ff", *range(5), *(-0.5 * place for place in range(5)), 0.25 + place) for place in (0, 1)
+    ]
+    targets = [struct.pack("<qf?", place, -1.5 * place, place == 1) for place in (0, 1)]
+    digest = hashlib.blake2b(b"2 \n" + struct.pack("<3q", 7, 8, 9), digest_size=16).digest()
+    request = struct.pack("<QQqi", *(int.from_bytes(half, "little") for half in (digest[:8], digest[8:])), 0, 2)
+    content = {"records": b"".join(records), "targets": b"".join(targets), "requests": request}
+    for name, written in content.items():
+        (tmp_path / f"{name}.bin").write_bytes(written)
+    chunk = {
+        "counts": {"records": 2, "targets": 2, "requests": 1},
+        "checksums": {name: zlib.crc32(written) for name, written in content.items()},
+    }
+    form = {"vocab_size": 100, "top": 3, "drawn": 2, "seed": 0}
+    index = {"version": 1, "facts": FACTS, "form": form, "chunks": [chunk]}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    found = Records.read(tmp_path)
+    said = found.find(request_key([7, 8, 9], 2))
+    assert said is not None
+    assert (said.record.tolist(), said.logprob.tolist(), said.is_greedy.tolist()) == ([0, 1], [0, -1.5], [False, True])
+    kept = found.get(said.record)
+    assert kept["ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert kept["logprobs"].tolist() == [[0, -0.5, -1, -1.5, -2]] * 2
+    assert kept["tail"].tolist() == [0.25, 1.25]
 
 
 def test_requests_are_told_apart_by_tokens_targets_and_source() -> None:

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report.comparison import Bin, Comparison, Divergence, Flip, Outcome, Spread
 
@@ -78,3 +80,14 @@ def test_numbers_that_json_lacks_come_back() -> None:
     (back,) = found.comparison.divergences
     assert (back.kl.mean, back.kl.maximum, back.kl.stderr) == (math.inf, math.inf, None)
     assert math.isnan(back.kl.median)
+
+
+def test_text_that_is_no_report_is_refused_with_the_key() -> None:
+    old = json.loads(to_json(Report(metrics=(), comparison=comparison())))
+    del old["comparison"]["outcomes"][0]["low"]
+    with pytest.raises(ValueError, match=r"^comparison\.outcomes\.0\.low: Field required$"):
+        from_json(json.dumps(old))
+    with pytest.raises(ValueError, match=r"^newer: Unexpected keyword argument$"):
+        from_json('{"metrics": [], "newer": 1}')
+    with pytest.raises(ValueError, match=r"^as a whole: "):
+        from_json("[]")

@@ -14,8 +14,8 @@ import torch
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Request, Result
-from olive_ext.run.reference.observer import Listener
-from olive_ext.run.samples import Fields
+from olive_ext.run.reference.observer import Observer
+from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session
 from tests.backends.reference import ForwardEngine, model
 from tests.text.tiny import TEMPLATE, byte_level
@@ -124,14 +124,14 @@ class TwoModels:
         self.opened: list[str] = []
         self.fields: Fields | None = None
 
-    def reference(self, listener: Listener | None) -> Any:
+    def reference(self, observer: Observer | None) -> Any:
         self.opened.append("reference")
-        return OrtLM(session=NetSession(model()), observer=listener)
+        return OrtLM(session=NetSession(model()), observer=observer)
 
-    def candidate(self, listener: Listener | None) -> Any:
+    def candidate(self, observer: Observer | None) -> Any:
         self.opened.append("candidate")
-        return OrtLM(session=NetSession(self.net, None if listener is None else model()), observer=listener)
+        return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
 
-    def beside(self, candidate: Any, listener: Listener) -> Any:
-        self.opened.append("beside")
-        return OrtLM(session=NetSession(model()), observer=listener)
+    def resident(self, candidate: Any, observer: Observer) -> Any:
+        self.opened.append("resident")
+        return OrtLM(session=NetSession(model()), observer=observer)

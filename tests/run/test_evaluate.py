@@ -14,7 +14,7 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
 from olive_ext.report import Metric, Report, from_json
-from olive_ext.report.comparability import check_comparable
+from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm

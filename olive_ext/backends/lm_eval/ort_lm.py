@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from typing_extensions import Self
 from olive_ext.backends.context_pairs import CompletePairs
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, known_answers_first, nobody
 from olive_ext.backends.lm_eval.identity import answers_key
 from olive_ext.backends.lm_eval.progress import progress_bar
-from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, Observer, TokenRequest, Wanted, nobody
+from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, TokenRequest, Wanted
 from olive_ext.backends.lm_eval.slices import encoded_slices
 from olive_ext.backends.versions import versions
 from olive_ext.errors import SessionError, TaskError
@@ -58,7 +59,8 @@ class OrtLM(CompletePairs):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self._observer = observer or nobody
+        self.observer = observer or nobody
+        self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
         given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
         given.check(has_session=session is not None)
@@ -159,18 +161,18 @@ class OrtLM(CompletePairs):
     def pair_tokenizer(self) -> Tokenizer:
         return self._text
 
+    @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        answers = [CERTAIN] * len(requests)
+        answers: dict[int, Answer] = {}
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             for places, tokens in encoded_slices(requests, lambda request: "".join(request.args), self._encode):
                 found = self._score(tokens, [requests[place] for place in places], advance)
-                for place, answer in zip(places, found, strict=True):
-                    answers[place] = answer
-        return answers
+                answers.update(zip(places, found, strict=True))
+        return [answers[place] for place in range(len(requests))]
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule, which asks for each text by itself what is computed here at once."""
@@ -203,7 +205,7 @@ class OrtLM(CompletePairs):
         def take(at: int, output: ScoringOutput) -> None:
             keep(scored[at], (output.logprob, output.is_greedy))
             if instances:
-                self._observer(instances[scored[at]], asked[at], output)
+                self.observer(instances[scored[at]], asked[at], output)
 
         for index in sorted(set(range(len(requests))).difference(scored)):
             keep(index, CERTAIN)
@@ -214,25 +216,23 @@ class OrtLM(CompletePairs):
         """As in HFLM an encoder-decoder's context goes to the encoder, and the target alone to the decoder."""
         return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
 
+    @known_answers_first
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability in nats of each whole text, of which every token is scored once."""
-        prefix = self.prefix_token_id
-        asked = [RollingRequest(self._rolling_ids(request.args[0]), prefix) for request in requests]
+        prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
+        encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
+        asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, output: RollingOutput) -> None:
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
-                self._observer(requests[index], asked[index], output)
+                self.observer(requests[index], asked[index], output)
                 advance(1)
 
             outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
         return [output.logprob for output in outputs]
 
-    def _rolling_ids(self, text: str) -> list[int]:
-        if self._arguments.hflm_rolling_bos:
-            return self._text.encode(text)
-        return self._text.encode_rolling(text, self.prefix_token_id)
-
+    @known_answers_first
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
@@ -244,7 +244,7 @@ class OrtLM(CompletePairs):
                 text = self._thinking.answer(output.tokens, item.settings.until)
                 for index in item.owners:
                     answers[index] = text
-                    self._observer(requests[index], item.request, output)
+                    self.observer(requests[index], item.request, output)
                 if not item.settings.is_sampled:
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from olive_ext.backends.lm_eval.generation import GenerationSettings
 from olive_ext.text.requests import GenerationRequest
@@ -15,13 +14,6 @@ Answer = tuple[float, bool]
 
 CERTAIN: Answer = (0.0, True)
 """What there is to say about an empty continuation."""
-
-Observer = Callable[[Any, Any, Any], None]
-"""Called with lm-eval's request, what a session was asked for it (a request of `olive_ext.text`), and its output."""
-
-
-def nobody(asked: Any, request: Any, output: Any) -> None:
-    """The observer where there is none."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import numpy as np
 
 from olive_ext.engine.reference.kernels import Divergence, shape_of
 from olive_ext.engine.reference.resident import heads_and_tokens
-from olive_ext.engine.requests import COMPARED, Notes
+from olive_ext.engine.requests import Notes
 from olive_ext.engine.runners.wrapper import WrappedRunner
 from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.records import Records
+from olive_ext.stats.compared_fields import COMPARED
 
 RECORDED = np.dtype([("record", "<i8")])
 """What a `RecordingRunner` notes of a target: the number of the record of the distribution that it was scored with."""

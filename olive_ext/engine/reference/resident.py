@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.reference.kernels import Divergence
-from olive_ext.engine.requests import COMPARED, Notes, Source
+from olive_ext.engine.requests import Notes, Source
 from olive_ext.engine.runners.wrapper import WrappedRunner
 from olive_ext.engine.step import Batching, Runner, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError
+from olive_ext.stats.compared_fields import COMPARED
 
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
 """Each allows what those before it allow."""

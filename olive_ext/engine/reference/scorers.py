@@ -17,7 +17,7 @@ from olive_ext.engine.scheduling.counters import Counters
 from olive_ext.engine.scheduling.prefix_tree import source_key
 from olive_ext.errors import RecordsError
 from olive_ext.model.types import SourceKind
-from olive_ext.records import Records, Said, request_key
+from olive_ext.records import Records, ScoredTargets, request_key
 
 OnResult = Callable[[int, Result], None]
 
@@ -143,7 +143,7 @@ class RecordingScorer:
         def keep(number: int, result: Result) -> None:
             assert result.notes is not None
             logprobs = np.array(result.logprobs, np.float32)
-            said = Said(result.notes["record"], logprobs, np.array(result.is_greedy, np.bool_))
+            said = ScoredTargets(result.notes["record"], logprobs, np.array(result.is_greedy, np.bool_))
             self._records.put(keys[missing[number]], said)
             tell(missing[number], replace(result, notes=None))
 

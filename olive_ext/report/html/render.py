@@ -1,29 +1,33 @@
-"""A page of reports as one HTML file that needs nothing else: the only door to Jinja. Knows no model and no files."""
+"""A page of reports as one HTML file that needs nothing else: the only door to Jinja. Knows no model and no files.
+
+The page opens with a lead for each candidate: the verdict, and the few numbers that a reader looks for first.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olive_ext.report.comparison import ALL, Bin, Divergence
-from olive_ext.report.html import numbers as numbers
-from olive_ext.report.html.command_line import command
-from olive_ext.report.html.differences import (
+from olive_ext.report import numbers
+from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.report.html import facts
+from olive_ext.report.page import Column, Contrast, Page, page_of
+from olive_ext.report.report import Report
+from olive_ext.report.scores import Z95, cost_rows, score_rows
+from olive_ext.report.verdict import Kind, verdict
+from olive_ext.report.view import (
     SIGNS,
     WORDS,
-    Difference,
+    DifferenceRow,
     difference_rows,
+    divergence_row,
     divergence_rows,
     overall_first,
     task_title,
 )
-from olive_ext.report.html.flips import flip_data
-from olive_ext.report.html.headline import leads
-from olive_ext.report.html.scores import cost_rows, measured, score_rows
-from olive_ext.report.html.setup import setup_tables, task_rows
-from olive_ext.report.page import Page, page_of
-from olive_ext.report.report import Report
 
 _TEMPLATES = Path(__file__).with_name("templates")
 MAX_FOREST_ROWS = 60
@@ -31,6 +35,26 @@ MAX_FOREST_ROWS = 60
 
 MAX_TASK_PICTURES = 12
 """Tasks with pictures of their own besides those of all tasks."""
+
+_TONES: dict[Kind, str] = {"loss": "loss", "gain": "gain", "no_loss_found": "unclear", "nothing_compared": "plain"}
+
+
+Tile = tuple[str, str, str]
+"""Name of a number, the number, and a note that is set smaller."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The verdict on one model at the head of the page; `tone` is the CSS class."""
+
+    name: str
+    against: str
+    basis: str
+    """How much was compared."""
+
+    tone: str
+    sentence: str
+    tiles: tuple[Tile, ...]
 
 
 def to_html(report: Report) -> str:
@@ -60,35 +84,99 @@ def _breakable(name: str) -> Any:
 
 def _context(page: Page) -> dict[str, Any]:
     differences = difference_rows(page.contrasts)
+    measured = [column for column in page.columns if cost_rows([column])]
+    reports = {column.name: column.report for column in page.columns if column.report is not None}
     return {
         "page": page,
-        "leads": leads(page),
+        "leads": _leads(page),
         "scores": score_rows(page.columns),
         "differences": differences,
         "forests": _forests(differences, len(page.contrasts) > 1),
-        "num_in_picture": min(MAX_FOREST_ROWS, sum(row.is_share for row in differences)),
+        "num_in_picture": min(MAX_FOREST_ROWS, sum(row.outcome.is_share for row in differences)),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": divergence_rows(page.contrasts),
         "pictures": _pictures(page),
-        "flips": flip_data(page.contrasts),
-        "cost_names": [column.name for column in measured(page.columns)],
-        "costs": cost_rows(measured(page.columns)),
-        "tasks": task_rows(page.columns),
-        "setup": setup_tables(page.columns),
-        "commands": [
-            (column.name, command(column.report.config)) for column in page.columns if column.report is not None
-        ],
+        "flips": facts.flip_data(page.contrasts),
+        "cost_names": [column.name for column in measured],
+        "costs": cost_rows(measured),
+        "tasks": facts.task_rows(list(reports.values())),
+        "setup": facts.fact_tables(list(reports.values())),
+        "commands": [(name, facts.command(report.config)) for name, report in reports.items()],
         "several": len(page.contrasts) > 1,
     }
 
 
-def _forests(rows: list[Difference], several: bool) -> list[tuple[str, Any]]:
+def _leads(page: Page) -> list[Lead]:
+    """A lead for each comparison; a page without comparisons has one that counts the measured tasks."""
+    columns = {column.name: column for column in page.columns}
+    found = [_lead(contrast, columns.get(contrast.candidate)) for contrast in page.contrasts]
+    return found or [_scores_only(page)]
+
+
+def _lead(contrast: Contrast, column: Column | None) -> Lead:
+    found = verdict(contrast.comparison)
+    sentence = found.line.partition(": ")[0]
+    sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{sentence[:1].upper()}{sentence[1:]}")
+    tiles = (*_tiles(contrast), *_sizes(column))
+    return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tiles)
+
+
+def _basis(contrast: Contrast) -> str:
+    comparison = contrast.comparison
+    documents = {item.task: item.num_documents for item in comparison.divergences if item.task != ALL}
+    documents |= {item.task: item.num_documents for item in comparison.outcomes if item.task != ALL}
+    total = numbers.count(sum(documents.values()))
+    parts = [f"{total} documents of {_tasks(len(documents))}"]
+    overall = comparison.overall_divergence()
+    if overall is not None:
+        parts.append(f"{numbers.count(overall.num_positions)} token positions")
+    return ", ".join([*parts, *([contrast.note] if contrast.note else [])])
+
+
+def _tasks(number: int) -> str:
+    return f"{number} task{'s' * (number != 1)}"
+
+
+def _tiles(contrast: Contrast) -> Iterator[Tile]:
+    comparison = contrast.comparison
+    outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
+    if outcome is not None and outcome.is_share:
+        half = (outcome.high - outcome.low) / 2 / Z95
+        difference, low, high = (numbers.points(x, half) for x in (outcome.difference, outcome.low, outcome.high))
+        tasks = {item.task for item in comparison.outcomes} - {ALL}
+        name = "Accuracy" if outcome.task == ALL or len(tasks) == 1 else f"{outcome.task} {outcome.metric}"
+        yield f"{name}, points", difference, f"{low} to {high}"
+    if any(item.is_binary for item in comparison.outcomes):
+        lost = sum(flip.direction == "right_to_wrong" for flip in comparison.flips)
+        yield "Flips, lost / won", f"{lost} / {len(comparison.flips) - lost}", ""
+    if divergence is not None:
+        row = divergence_row(contrast.candidate, divergence)
+        yield "Mean KL, nats", row.mean.value, row.mean.margin
+        yield "Same top token", row.agreement, ""
+        yield "Perplexity ratio", row.ratio.value, row.ratio.margin
+
+
+def _sizes(column: Column | None) -> list[Tile]:
+    metrics = column.metrics if column is not None else ()
+    return [("Size on disk", numbers.size(item.value), "") for item in metrics if item.task == "size_on_disk"]
+
+
+def _scores_only(page: Page) -> Lead:
+    tasks = dict.fromkeys(metric.task for column in page.columns for metric in column.metrics if metric.n is not None)
+    measured = _tasks(len(tasks)) if tasks else "No task"
+    models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
+    why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
+    tiles = tuple(_sizes(page.columns[0])) if len(page.columns) == 1 else ()
+    return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", tiles)
+
+
+def _forests(rows: list[DifferenceRow], several: bool) -> list[tuple[str, Any]]:
     """The forest plot for a wide page and for a phone, with the CSS class that shows it there."""
     from markupsafe import Markup
 
     from olive_ext.report.html.pictures import forest
 
-    shown = [row for row in rows if row.is_share][:MAX_FOREST_ROWS]
+    shown = [row for row in rows if row.outcome.is_share][:MAX_FOREST_ROWS]
     if not shown:
         return []
     widths = {"wide": 1056, "narrow": 360}
@@ -97,28 +185,16 @@ def _forests(rows: list[Difference], several: bool) -> list[tuple[str, Any]]:
 
 def _pictures(page: Page) -> list[tuple[str, list[Any]]]:
     """For all tasks, and for each of the first few, its pictures: pairs of a title and SVG."""
+    from markupsafe import Markup
+
+    from olive_ext.report.html.pictures import kl_pictures
+
     found: dict[str, list[tuple[str, Divergence]]] = {}
     for contrast in page.contrasts:
         for divergence in overall_first(contrast.comparison.divergences):
             found.setdefault(divergence.task, []).append((contrast.candidate, divergence))
     tasks = list(found)[: MAX_TASK_PICTURES + (ALL in found)]
-    return [(task_title(task), _pictures_of(found[task], f"kl{place}")) for place, task in enumerate(tasks)]
-
-
-def _pictures_of(found: list[tuple[str, Divergence]], name: str) -> list[Any]:
-    from markupsafe import Markup
-
-    from olive_ext.report.html import pictures
-
-    kinds = (
-        ("histogram", "How far apart", pictures.histogram),
-        ("by_position", "Where in the text", pictures.by_position),
-        ("by_class", "On which tokens", pictures.by_class),
-    )
-    made = []
-    for kind, caption, draw in kinds:
-        series: list[tuple[str, tuple[Bin, ...]]] = [(who, getattr(item, kind)) for who, item in found]
-        series = [item for item in series if item[1]][: pictures.MAX_SERIES]
-        if series:
-            made.append((caption, Markup(draw(series, f"{name}-{kind}"))))
-    return made
+    return [
+        (task_title(task), [(caption, Markup(text)) for caption, text in kl_pictures(found[task], f"kl{place}")])
+        for place, task in enumerate(tasks)
+    ]

@@ -30,28 +30,16 @@ _VARIABLES = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "olive-ext",
-    "font.size": 12,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": SOFT,
-    "axes.linewidth": 1,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.unicode_minus": True,
-    "axes.axisbelow": True,
-    "axes.labelsize": 11.5,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "xtick.labelsize": 11.5,
-    "ytick.labelsize": 11.5,
-    "text.color": INK,
-    "text.parse_math": False,
-    "grid.color": LINE,
-    "grid.linewidth": 1,
-    "legend.frameon": False,
-    "legend.fontsize": 11.5,
     "path.simplify": False,
+    "text.parse_math": False,
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), LINE),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), SOFT),
+    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 11.5),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 1),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.unicode_minus", "axes.axisbelow"), True),
+    "font.size": 12,
+    "text.color": INK,
 }
 
 
@@ -68,7 +56,7 @@ def drawing(width: float, height: float) -> Iterator[Any]:
 
 
 def svg(figure: Any, label: str, name: str) -> str:
-    """The figure as an `<svg>` element; `label` is what a screen reader says, `name` is unique on the page."""
+    """The figure as an `<svg>` element; `label` is read out by screen readers, `name` is unique on the page."""
     written = io.StringIO()
     figure.savefig(
         written, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -82,7 +70,9 @@ def svg(figure: Any, label: str, name: str) -> str:
     text = re.sub(r" ?font-family: [^;\"]*;?", "", text)
     text = _own_ids(text, name).replace("xlink:href", "href")
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    _, width, height = _frame(text)
+    frame = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert frame is not None, "matplotlib's SVG has a viewBox"
+    width, height = frame.groups()
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" style="max-width:{width}px">'
     return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()
 
@@ -96,12 +86,6 @@ def _own_ids(text: str, name: str) -> str:
 
     text = re.sub(r'\s+id="([\w.:-]+)"', renamed, text)
     return re.sub(r"(href=\"#|url\(#)([\w-]+)", rf"\g<1>{name}-\g<2>", text)
-
-
-def _frame(text: str) -> tuple[str, str, str]:
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
-    assert found is not None, "matplotlib's SVG has a viewBox"
-    return found[0], found[1], found[2]
 
 
 def ticks(most: int) -> Any:

@@ -1,4 +1,4 @@
-"""Opens the two models of an evaluation with a reference."""
+"""Opens the two models of an evaluation with a reference. Knows no task and no results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig, ModelConfig
 from olive_ext.model import locate
 from olive_ext.run.opening import context_length, kind_of, open_compared, open_model
-from olive_ext.run.reference.observer import Listener
+from olive_ext.run.reference.known_answers import KeptGenerations
+from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
     from olive_ext.backends.harness import LM
 
 GENERATED = "generated.jsonl"
-"""The reference's greedy answers, beside its records."""
+"""The reference's greedy generations, in the folder of its records."""
 
 
 def reference_config(config: EvaluationConfig) -> EvaluationConfig:
@@ -46,7 +47,7 @@ def records_root() -> Path:
 
 
 class Models:
-    """Both models of `config`. Every model that is given is the caller's to close, but for `beside`."""
+    """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate."""
 
     def __init__(self, config: EvaluationConfig, progress: bool = False) -> None:
         self._config = config
@@ -54,32 +55,32 @@ class Models:
         self._records: Path | None = None
         self._length = config.max_length
 
-    def reference(self, listener: Listener | None) -> LM:
-        """The reference alone. With a listener what it says is recorded, and its generations are told.
+    def reference(self, observer: Observer | None) -> LM:
+        """The reference alone. With an observer its distributions are recorded, and its generations kept.
 
         It then gets the evaluated model's tokenizer, which spells alike, and windows that fit both models. Raises
         `ConfigError` where the tokenizers differ.
         """
         config = reference_config(self._config)
-        if listener is None:
+        if observer is None:
             is_other_kind = kind_of(config) != kind_of(self._config)
             return open_model(config.model_copy(update={"model_args": {}}) if is_other_kind else config, self._progress)
         self._check_tokenizers(config)
-        return self._recording(config.model_copy(update={"tokenizer": self._tokenizer()}), listener)
+        return self._recording(config.model_copy(update={"tokenizer": self._tokenizer()}), observer)
 
-    def candidate(self, listener: Listener | None) -> LM:
-        """The evaluated model. With a listener its targets are compared with the reference, and told."""
-        if listener is None:
+    def candidate(self, observer: Observer | None) -> LM:
+        """The evaluated model. With an observer its targets are compared with the reference."""
+        if observer is None:
             return open_model(self._config, self._progress)
         config = self._config.model_copy(update={"max_length": self._length})
-        return open_compared(config, self._progress, observer=listener, reference=self._compared_with())
+        return open_compared(config, self._progress, observer=observer, reference=self._compared_with())
 
-    def beside(self, candidate: Any, listener: Listener) -> LM:
-        """The reference that is resident beside `candidate`, for generations, which are told; closed with it."""
-        return candidate.over(candidate.session.reference, listener)
+    def resident(self, candidate: Any, observer: Observer) -> Any:
+        """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
+        return candidate.over(candidate.session.reference, observer)
 
     def _compared_with(self) -> Any:
-        """The records where there are any; else what opens the reference beside the candidate."""
+        """The records where the reference ran alone; else the settings that open it resident with the candidate."""
         from olive_ext.records import Records
 
         if self._records is not None:
@@ -95,10 +96,8 @@ class Models:
             "device": config.device,
         }
 
-    def _recording(self, config: EvaluationConfig, listener: Listener) -> LM:
-        from olive_ext.backends.kept_generations import Generations, Overheard, RememberingLM
-
-        overheard, reference = Overheard(listener), self._config.reference
+    def _recording(self, config: EvaluationConfig, observer: Observer) -> LM:
+        reference = self._config.reference
         assert reference is not None
         record_to = {
             "folder": reference.records_dir or str(records_root()),
@@ -107,16 +106,17 @@ class Models:
             "seed": config.seed or 0,
         }
         own = context_length(self._config)
-        lm: Any = open_compared(config, self._progress, observer=overheard, record_to=record_to)
+        lm: Any = open_compared(config, self._progress, record_to=record_to)
         if own is not None and own < lm.max_length:
             lm.close()
             config = config.model_copy(update={"max_length": own})
-            lm = open_compared(config, self._progress, observer=overheard, record_to=record_to)
+            lm = open_compared(config, self._progress, record_to=record_to)
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        generations = Generations(self._records / GENERATED, {"model": lm.answers_key()})
-        return RememberingLM(lm, overheard, generations, listener)
+        kept = KeptGenerations(self._records / GENERATED, {"model": lm.answers_key()}, observer)
+        lm.observer, lm.known_answers = kept.observe, kept
+        return lm
 
     def _tokenizer(self) -> str:
         return locate(self._config.model.path, self._config.model.onnx_file_name, self._config.tokenizer).tokenizer

@@ -1,4 +1,4 @@
-"""How a configuration's reference is run: both models resident, or one after the other. Opens nothing."""
+"""Chooses how a configuration's reference is run: both models resident, or one after the other. Opens nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MEMORY_FACTOR = 2.0
 def comparer_of(
     config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks, seeds: Seeds, progress: bool
 ) -> Comparer | None:
-    """Compares with `config.reference`; None where there is none, or it is the lm-eval model that is evaluated.
+    """The comparer with `config.reference`; None without one, or where it is the evaluated lm-eval model itself.
 
-    `lm` is a model that is open already. Raises `ConfigError` for what does not go together.
+    `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
     reference = config.reference
     if reference is None:
@@ -40,8 +40,8 @@ def comparer_of(
 
 
 def mode_of(config: EvaluationConfig, reference: ReferenceConfig) -> Mode:
-    """As written; "auto" is resident where both models fit in the free memory and neither speed nor memory is asked
-    for."""
+    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
+    measured. Raises `ConfigError` for these measures of two resident models."""
     costs = [name for name in asked_costs(config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
@@ -68,7 +68,8 @@ def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
 
 
 def _fits(config: EvaluationConfig) -> bool:
-    """Only the host's memory can be told; on other devices the models take turns."""
+    """Whether both models fit in the host's free memory. Free memory of other devices is unknown: models there take
+    turns."""
     both = config, reference_config(config)
     if not all(_is_on_host(each) for each in both):
         return False
@@ -93,7 +94,7 @@ def _is_on_host(config: EvaluationConfig) -> bool:
 
 
 def _size(config: EvaluationConfig) -> int | None:
-    """Bytes on disk; None of a model that is not here yet."""
+    """Bytes on disk; None for a model that is not downloaded yet."""
     if kind_of(config) == "onnx":
         return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.tokenizer))
     return sum(file.stat().st_size for file in hf_files(config.model.path)) or None

@@ -1,38 +1,56 @@
-"""Listens to models while lm-eval asks them, and scores what a reference generated. Knows no lm-eval."""
+"""Observes a model while lm-eval runs it: positions of both models, the reference's scores and its generations.
+
+Knows no engine and no lm-eval beyond the task, the document and the arguments of a request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeAlias, cast
 
-from olive_ext.run.reference.positions_by_task import Observed, score_under_reference
-from olive_ext.stats import TokenClasses
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest, Text
+import numpy as np
 
-if TYPE_CHECKING:
-    from olive_ext.backends.replay import Heard
+from olive_ext.errors import RunError
+from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.run.reference.known_answers import ReferenceScores
+from olive_ext.stats.compared_fields import Compared, Positions
+from olive_ext.stats.distances import measure_divergence
+from olive_ext.stats.token_classes import TokenClasses
+from olive_ext.text.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    Text,
+)
+
+Scoring: TypeAlias = ScoringRequest | RollingRequest
+Scored: TypeAlias = ScoringOutput | RollingOutput
 
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer of the reference as a target behind its prompt, and the document it was given to."""
+    """A generation of the reference as a target behind its prompt, and the document that it answers."""
 
     task_name: str
     doc_id: int
     target: ScoringRequest
 
 
-class Listener:
-    """`observer` of a model: told of every request of lm-eval, what the session was asked for it, and the answer.
+class Observer:
+    """`observer` of an `OrtLM`: called with every lm-eval instance, the session's request for it, and its output.
 
-    Of a compared model `observed` has the positions of both models, and `heard`, where it is given, gets what the
-    reference answers by itself; of a reference alone `generated` has its answers.
+    Of a model with a reference it collects the positions of both, by task and document, and into `scores`, where given,
+    the reference's score of every request. Of a reference alone it collects the generations.
     """
 
-    def __init__(self, heard: Heard | None = None) -> None:
-        self.observed = Observed()
-        self.heard = heard
+    def __init__(self, scores: ReferenceScores | None = None) -> None:
+        self.scores = scores
+        self._classes: TokenClasses | None = None
+        self._positions: dict[str, Positions] = {}
         self._generated: dict[tuple[Any, ...], Generated] = {}
 
     @property
@@ -40,42 +58,74 @@ class Listener:
         """Each different answer to a document once; empty ones have nothing to compare."""
         return list(self._generated.values())
 
-    def learn_tokens(self, lm: Any) -> None:
-        """From now on targets are told apart by what kind of token they are."""
-        tokenizer = lm.session.tokenizer
-        self.observed.classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
+    def classify_tokens(self, tokenizer: Any) -> None:
+        """From now on the class of each target token is stored, by the session's `tokenizer`."""
+        self._classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
 
-    def __call__(self, asked: Any, request: Any, output: Any) -> None:
+    def __call__(self, instance: Any, request: Any, output: Any) -> None:
         if isinstance(output, GenerationOutput):
-            self._take_answer(asked, request, output)
-        elif isinstance(request, RollingRequest):
-            self._take_text(asked, request, output)
+            self._add_generated(instance, request, output)
         elif output.compared is not None:
-            compared = self.observed.take(asked, request.context, request.target, output)
-            if self.heard is not None:
-                self.heard.scored[asked.args[0], asked.args[1]] = score_under_reference(compared)
+            compared = self.add_targets(instance, request, output)
+            if self.scores is not None:
+                self.scores.note(instance.args, compared)
 
-    def _take_text(self, asked: Any, request: RollingRequest, output: Any) -> None:
-        if output.compared is not None:
-            prefix = () if request.prefix is None else (request.prefix,)
-            compared = self.observed.take(asked, prefix, request.text, output)
-            if self.heard is not None:
-                self.heard.rolled[asked.args[0]] = score_under_reference(compared)[0]
+    def add_targets(self, instance: Any, request: Scoring, output: Scored) -> Compared:
+        """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
+        tokens' classes nor how many precede them is known.
 
-    def _take_answer(self, asked: Any, request: GenerationRequest, output: GenerationOutput) -> None:
+        `instance` is lm-eval's, or a `Generated`. Raises `RunError` for an output without a comparison.
+        """
+        if output.compared is None:
+            raise RunError(f"task '{instance.task_name}': the model answered without its reference")
+        context, target = _parts(request)
+        before = () if isinstance(context, str) else context
+        classes = None
+        if self._classes is not None and not isinstance(target, str):
+            classes = self._classes.of(target, before[-1] if before else None)
+        self._positions.setdefault(str(instance.task_name), Positions()).add(
+            int(instance.doc_id),
+            output.token_logprobs,
+            output.compared,
+            first_position=len(before),
+            token_classes=classes,
+        )
+        return output.compared
+
+    def by_document(self, task: str) -> dict[int, tuple[float, int]]:
+        """Mean KL in nats and number of positions of each document of a task."""
+        rows = self._positions.get(task, Positions()).rows
+        documents, places, counts = np.unique(rows["document"], return_inverse=True, return_counts=True)
+        means = np.bincount(places, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
+        return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
+
+    def divergences(self) -> tuple[Divergence, ...]:
+        """Of each task that was scored, in the order of the first requests, and over all where there are several."""
+        found = [measure_divergence(task, positions) for task, positions in self._positions.items()]
+        if len(found) > 1:
+            found.append(measure_divergence(ALL, Positions.joined(self._positions.values())))
+        return tuple(item for item in found if item is not None)
+
+    def _add_generated(self, instance: Any, request: GenerationRequest, output: GenerationOutput) -> None:
         if output.tokens:
-            key = (str(asked.task_name), int(asked.doc_id), request.prompt, output.tokens)
+            key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
             target = ScoringRequest(cast(Text, request.prompt), output.tokens, source=request.source)
             self._generated[key] = Generated(key[0], key[1], target)
 
 
-def score_answers(lm: Any, generated: Sequence[Generated], observed: Observed | None = None) -> None:
-    """Lets the model score generated answers as targets; `observed` takes what both models say of them."""
+def _parts(request: Scoring) -> tuple[Text, Text]:
+    """What precedes a request's targets, and the targets."""
+    if isinstance(request, ScoringRequest):
+        return request.context, request.target
+    return () if request.prefix is None else (request.prefix,), request.text
 
-    def keep(place: int, output: Any) -> None:
-        if observed is not None:
-            item = generated[place]
-            observed.take(item, item.target.context, item.target.target, output)
+
+def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
+    """Has the model score the reference's generations as targets; `observer` stores the comparisons."""
+
+    def store(place: int, output: ScoringOutput) -> None:
+        if observer is not None:
+            observer.add_targets(generated[place], generated[place].target, output)
 
     if generated:
-        lm.session.loglikelihood([item.target for item in generated], on_result=keep)
+        lm.session.loglikelihood([item.target for item in generated], on_result=store)

@@ -1,20 +1,20 @@
-"""Both models' answers to the same documents: outcomes of every metric, and the documents that flip."""
+"""Pairs both models' answers to the same documents: outcomes of every metric, and the documents that flip.
+
+Knows no model; the statistics are of `olive_ext.stats.paired_answers`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import ALL, Flip, Outcome
-from olive_ext.stats import compare_outcomes
-from olive_ext.stats.paired_answers import are_binary
-
-if TYPE_CHECKING:
-    from olive_ext.backends.answers import Answers
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of
+from olive_ext.stats.paired_answers import compare_outcomes
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -29,10 +29,6 @@ class _Pair:
     documents: Sequence[int]
     reference_values: FloatArray
     candidate_values: FloatArray
-
-    @property
-    def is_binary(self) -> bool:
-        return are_binary(self.reference_values, self.candidate_values)
 
     @property
     def higher_is_better(self) -> bool:
@@ -55,20 +51,21 @@ def compare_answers(
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
     task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name.
 
-    Raises `TaskError` where the two runs asked differently.
+    Raises `TaskError` where the prompts of the two runs differ.
     """
     pairs = list(_pairs(reference, candidate))
     outcomes = [pair.outcome() for pair in pairs]
-    firsts = list({pair.candidate.task: pair for pair in reversed(pairs) if pair.is_binary}.values())[::-1]
+    firsts: dict[str, _Pair] = {}
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if outcome.is_binary:
+            firsts.setdefault(outcome.task, pair)
     if len(firsts) > 1:
-        outcomes.append(_over_all(firsts))
-    flips = [flip for pair in firsts for flip in _flips(pair, samples[pair.candidate.task], tasks)]
+        outcomes.append(_over_all(list(firsts.values())))
+    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     return tuple(outcomes), tuple(flips)
 
 
 def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[_Pair]:
-    from olive_ext.backends.answers import check_same_questions
-
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
@@ -82,7 +79,7 @@ def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterat
 
 
 def _over_all(pairs: Sequence[_Pair]) -> Outcome:
-    """Right is 1 whatever a task's own direction is."""
+    """The outcome over all documents, of which a right answer counts 1 whichever direction its task's metric has."""
     first = [_right(pair.reference_values, pair) for pair in pairs]
     second = [_right(pair.candidate_values, pair) for pair in pairs]
     return compare_outcomes(ALL, "accuracy", "none", np.concatenate(first), np.concatenate(second))
@@ -93,8 +90,6 @@ def _right(values: FloatArray, pair: _Pair) -> FloatArray:
 
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
-    from olive_ext.backends.answers import question_of, target_of
-
     task, filter_name = pair.candidate.task, pair.candidate.filter
     flipped = {
         number: one > two if pair.higher_is_better else one < two

@@ -1,0 +1,155 @@
+"""Metrics: read from lm-eval's results, made from a comparison, and found by name. Knows no report and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, TypeGuard
+
+from olive_ext.report.comparison import ALL, Comparison, Divergence, Number, Outcome
+
+NAMES = (
+    *("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"),
+    *("top1_agreement", "top_probability_rms", "perplexity_ratio"),
+    *("flips_right_to_wrong", "flips_wrong_to_right"),
+    *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
+)
+"""Names of the metrics that `comparison_metrics` makes."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of one task."""
+
+    task: str
+    metric: str
+    """lm-eval's name without the filter, for instance "acc" or "word_perplexity"."""
+
+    filter: str
+    """lm-eval's filter, "none" where the task has none."""
+
+    value: Number
+    stderr: float | None = None
+    """Standard error of `value`; None where lm-eval gives none."""
+
+    higher_is_better: bool = True
+    n: int | None = None
+    """Documents scored; None where the number does not come from documents."""
+
+
+def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """The numbers of every task and group in lm-eval's `results`, in its order.
+
+    lm-eval names a number "metric,filter" and its error bar "metric_stderr,filter"; an entry without a filter (name,
+    alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
+    """
+    return tuple(metric for task in results["results"] for metric in _of_task(task, results))
+
+
+def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
+    values: Mapping[str, Any] = results["results"][task]
+    directions = results.get("higher_is_better", {}).get(task) or {}
+    for key, value in values.items():
+        name, comma, filter_name = key.partition(",")
+        is_error_bar = name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in values
+        if not comma or not _is_number(value) or is_error_bar:
+            continue
+        found = values.get(f"{name}_stderr,{filter_name}")
+        stderr = float(found) if _is_number(found) else None
+        is_better = directions.get(name) is not False
+        yield Metric(task, name, filter_name, float(value), stderr, is_better, _count(task, key, results))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _count(task: str, key: str, results: Mapping[str, Any]) -> int | None:
+    """Documents scored: of the task, or in a group of all tasks that have this metric."""
+    counted = results.get("n-samples", {}).get(task)
+    if counted is not None:
+        return int(counted["effective"])
+    values = results["results"][task]
+    count = (values.get("sample_count") or {}).get(key, values.get("sample_len"))
+    return None if count is None else int(count)
+
+
+def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
+    """The metrics `NAMES`, so that goals, bounds and tables can name a comparison's numbers: of each task those of its
+    divergence, and of its first metric that is right or wrong those of flips and accuracy.
+
+    The task "all" has them over all tasks; where only one task has them, they are that task's.
+    """
+    divergences = list(comparison.divergences)
+    firsts = list({item.task: item for item in reversed(comparison.outcomes) if item.is_binary}.values())[::-1]
+    if len(divergences) == 1:
+        divergences.append(replace(divergences[0], task=ALL))
+    if len(firsts) == 1:
+        firsts.append(replace(firsts[0], task=ALL))
+    of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
+    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)))
+
+
+def _of_divergence(found: Divergence) -> Iterator[Metric]:
+    kl = found.kl
+    values = {
+        "kl_mean": (kl.mean, kl.stderr),
+        "kl_median": (kl.median, None),
+        "kl_p90": (kl.p90, None),
+        "kl_p99": (kl.p99, None),
+        "kl_p999": (kl.p999, None),
+        "kl_max": (kl.maximum, None),
+        "top1_agreement": (found.top1_agreement, found.top1_agreement_stderr),
+        "top_probability_rms": (found.top_probability_rms, None),
+        "perplexity_ratio": (found.perplexity_ratio, found.perplexity_ratio_stderr),
+    }
+    for name, (value, stderr) in values.items():
+        yield Metric(found.task, name, "none", value, stderr, name == "top1_agreement", found.num_documents)
+
+
+def _of_outcome(found: Outcome) -> Iterator[Metric]:
+    sign = 1 if found.higher_is_better else -1
+    low, high = sorted((sign * found.low, sign * found.high))
+    values = {
+        "flips_right_to_wrong": found.right_to_wrong,
+        "flips_wrong_to_right": found.wrong_to_right,
+        "accuracy_difference": sign * found.difference,
+        "accuracy_difference_low": low,
+        "accuracy_difference_high": high,
+        "mcnemar_p": found.mcnemar_p,
+    }
+    for name, value in values.items():
+        is_better = name != "flips_right_to_wrong"
+        yield Metric(found.task, name, "none", float(value), None, is_better, found.num_documents)
+
+
+def matching(
+    metrics: Iterable[Metric], name: str, task: str | None = None, filter_name: str | None = None
+) -> list[Metric]:
+    """The metrics that a name in a recipe may stand for; exactly one where all is well.
+
+    Without a task `name` may also be a task's ("size_on_disk"), or a long name ("task/metric", "task/metric,filter"),
+    and a comparison over all tasks goes before those of single tasks. A metric whose filter is "" may have any.
+    """
+    found = [
+        metric
+        for metric in metrics
+        if task in (None, metric.task)
+        and filter_name in (None, metric.filter or filter_name)
+        and (name == metric.metric or (task is None and name in (metric.task, *long_names(metric))))
+    ]
+    return [metric for metric in found if metric.task == ALL] or found
+
+
+def long_names(metric: Metric) -> tuple[str, str]:
+    """ "task/metric" and "task/metric,filter"."""
+    short = f"{metric.task}/{metric.metric}"
+    return short, f"{short},{metric.filter}"
+
+
+def listed(metrics: Iterable[Metric]) -> str:
+    """The names to choose from, with the filter where the short name stands for several."""
+    names = [long_names(metric) for metric in metrics]
+    short = [name for name, _ in names]
+    return ", ".join(long if short.count(name) > 1 else name for name, long in names) or "none"

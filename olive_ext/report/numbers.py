@@ -1,0 +1,184 @@
+"""Numbers and facts as people read them: as many digits as the error bar carries, signs, units. Knows no report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+MINUS = "\N{MINUS SIGN}"
+NO_VALUE = "\N{EM DASH}"
+_SPACE = "\N{NO-BREAK SPACE}"
+_BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+class Measured(NamedTuple):
+    """A value and its error bar as texts; the latter empty where there is none."""
+
+    value: str
+    error: str = ""
+
+    @property
+    def margin(self) -> str:
+        """The error bar behind its sign; empty where there is none."""
+        return f"± {self.error}" if self.error else ""
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.margin}".rstrip()
+
+
+def number(value: float) -> str:
+    """Four decimals; whole numbers without; very large and very small ones with four digits and an exponent."""
+    if not math.isfinite(value) or (float(value).is_integer() and abs(value) < 1e15):
+        return f"{value:.0f}"
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e7 else f"{value:.3e}"
+
+
+def decimals(stderr: float | None, most: int = 4) -> int:
+    """Places behind the point that show an error bar's first two digits."""
+    if stderr is None or not math.isfinite(stderr) or stderr <= 0:
+        return most
+    return min(most, max(0, 1 - math.floor(math.log10(stderr))))
+
+
+def with_error(value: float, stderr: float | None, most: int = 4) -> Measured:
+    """Value and error bar with the same number of decimals."""
+    if not math.isfinite(value):
+        return Measured(_odd(value))
+    if stderr is None or not math.isfinite(stderr):
+        return Measured(signed_minus(number(value)))
+    if max(abs(value), stderr) >= 1e7:
+        return Measured(signed_minus(number(value)), number(stderr))
+    places = decimals(stderr, most)
+    return Measured(signed_minus(f"{value:.{places}f}"), f"{stderr:.{places}f}")
+
+
+def nats(value: float) -> str:
+    """Three significant digits, as 0.0123 or 1.2e-05."""
+    if not math.isfinite(value):
+        return _odd(value)
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-4:
+        return signed_minus(f"{value:.1e}")
+    return signed_minus(f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}")
+
+
+def plain_nats(value: float) -> str:
+    """Four decimals, as 0.0123, or 1.2e-05 below a thousandth; for text tables, whose rows have the same decimals."""
+    return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def nats_with_error(value: float, stderr: float | None) -> Measured:
+    """As `with_error`, but a small value keeps three digits of its own where there is no error bar to go by."""
+    if stderr is None or not stderr > 0:
+        return Measured(nats(value))
+    return with_error(value, stderr, most=7)
+
+
+def percent(value: float, stderr: float | None = None) -> str:
+    """A share as 97.31 %; two digits of the error bar decide how many places."""
+    places = decimals(None if stderr is None else stderr * 100, most=2)
+    return f"{value * 100:.{places}f}{_SPACE}%"
+
+
+def points(difference: float, stderr: float | None = None) -> str:
+    """A difference of shares in percentage points, with its sign: +1.2."""
+    places = decimals(None if stderr is None else stderr * 100, most=2)
+    return plus(difference * 100, places)
+
+
+def plus(value: float, places: int) -> str:
+    """`value` with its sign, a real minus; zero without."""
+    if not math.isfinite(value):
+        return _odd(value)
+    text = f"{value:+.{places}f}"
+    return text[1:] if float(text) == 0 else signed_minus(text)
+
+
+def probability(p: float) -> str:
+    """A p-value: three digits, "< 0.001" below."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units, as disks are sold and downloads counted."""
+    value, unit = float(num_bytes), 0
+    while abs(value) >= 999.5 and unit < len(_BYTES) - 1:
+        value, unit = value / 1000, unit + 1
+    places = 0 if unit == 0 else max(0, 2 - math.floor(math.log10(max(abs(value), 1))))
+    return f"{value:.{places}f}{_SPACE}{_BYTES[unit]}"
+
+
+def count(value: float) -> str:
+    """A whole number with thin spaces between thousands."""
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, then minutes, then hours."""
+    if seconds < 120:
+        return f"{seconds:.{1 if seconds < 100 else 0}f}{_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}{_SPACE}min {rest:02d}{_SPACE}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}{_SPACE}h {minutes:02d}{_SPACE}min"
+
+
+def moment(created: str) -> str:
+    """An ISO 8601 time as 2026-11-21 12:00 UTC; any other text unchanged."""
+    try:
+        time = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return f"{time:%Y-%m-%d %H:%M} {time.tzname() or ''}".strip()
+
+
+def signed_minus(text: str) -> str:
+    """`text` with a minus sign in front instead of a hyphen."""
+    return MINUS + text[1:] if text.startswith("-") else text
+
+
+def _odd(value: float) -> str:
+    return "not a number" if math.isnan(value) else ("\N{INFINITY}" if value > 0 else f"{MINUS}\N{INFINITY}")
+
+
+class FactStyle(NamedTuple):
+    """How facts that are no texts are written."""
+
+    nothing: str
+    yes: str
+    no: str
+    number: Callable[[float], str]
+
+
+PAGE = FactStyle(NO_VALUE, "yes", "no", lambda value: signed_minus(number(value)))
+MARKDOWN = FactStyle("", "true", "false", number)
+
+
+def fact(value: Any, style: FactStyle = PAGE) -> str:
+    """One fact on one line, nested ones as key=value."""
+    if value is None:
+        return style.nothing
+    if isinstance(value, bool):
+        return style.yes if value else style.no
+    if isinstance(value, int | float):
+        return style.number(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={fact(item, style)}" for key, item in value.items()) or style.nothing
+    if isinstance(value, list | tuple):
+        return ", ".join(fact(item, style) for item in value) or style.nothing
+    return str(value)
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested facts as one level of dotted names and texts of one line, in the same order."""
+    found: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = fact(value)
+    return found

@@ -1,0 +1,235 @@
+"""Metrics of one or several models as cells: scores, costs, and the steps of a chain. Knows no comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from olive_ext.report import numbers
+from olive_ext.report.comparison import ALL
+from olive_ext.report.metrics import NAMES, Metric
+from olive_ext.report.numbers import NO_VALUE, Measured, number
+from olive_ext.report.page import Column, joined_passes
+from olive_ext.report.report import Report
+from olive_ext.report.view import Table
+
+Z95 = 1.959964
+"""Standard errors on either side of a 95 % interval."""
+
+_OF_COMPARISON = (
+    *("kl_", "top1_agreement", "top_probability_", "perplexity_ratio"),
+    *("flips_", "accuracy_difference", "mcnemar_p"),
+)
+"""Beginnings of the names of metrics that a comparison adds; a page has tables of their own for them."""
+
+_CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
+_CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
+"""Columns of a chain that stand before those of its tasks; the distances are over all tasks."""
+
+
+def metric_table(report: Report) -> Table:
+    """A row for each metric in the report's order. The numbers of a comparison have their own tables."""
+    compared = NAMES if report.comparison is not None else ()
+    heads = ("task", "metric", "filter", "value", "± stderr", "better", "n")
+    rows = [
+        (
+            *(metric.task, metric.metric, metric.filter, number(metric.value)),
+            "" if metric.stderr is None else number(metric.stderr),
+            "higher" if metric.higher_is_better else "lower",
+            "" if metric.n is None else str(metric.n),
+        )
+        for metric in report.metrics
+        if metric.metric not in compared
+    ]
+    return Table(str(report.model.get("path", "model")), heads, rows, ("task", "metric", "filter", "better"))
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A model of a chain of passes: its name, and what was measured of it by column."""
+
+    name: str
+    values: dict[str, float]
+
+
+def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
+    """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
+    first metric. What a report does not have is left out."""
+    names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
+    return [ChainStep(name, dict(_chain_values(report))) for name, report in zip(names, reports, strict=True)]
+
+
+def _chain_values(report: Report) -> Iterator[tuple[str, float]]:
+    first: dict[str, Metric] = {}
+    for metric in report.metrics:
+        if metric.metric in _CHAIN_DISTANCES and metric.task == ALL:
+            yield metric.metric, metric.value
+        elif metric.task in _CHAIN_COSTS:
+            if metric.task != "tokens_per_second" or metric.value > 0:  # a baseline counts no tokens
+                yield metric.task, metric.value
+        elif metric.task not in (ALL, "requests_per_second") and metric.metric not in NAMES:
+            first.setdefault(metric.task, metric)
+    yield from ((f"{metric.task} {metric.metric}", metric.value) for metric in first.values())
+
+
+def chain_table(steps: Sequence[ChainStep]) -> Table:
+    """A row for each step; the columns that some step has: costs first, then distances, then tasks as they come."""
+    seen = dict.fromkeys(name for step in steps for name in step.values)
+    known = [name for name in (*_CHAIN_COSTS, *_CHAIN_DISTANCES) if name in seen]
+    columns = [*known, *(name for name in seen if name not in known)]
+    rows = [[step.name, *(_chain_cell(name, step.values.get(name)) for name in columns)] for step in steps]
+    return Table("The chain, step by step", ["step", *columns], rows, ("step",))
+
+
+def _chain_cell(column: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if column == "size_on_disk" and math.isfinite(value):
+        return f"{value / 1e6:,.2f} MB"
+    return f"{value:,.0f}" if column == "tokens_per_second" and math.isfinite(value) else number(value)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A dot with its interval on the row's own axis, in per cent of its width."""
+
+    dot: float
+    low: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model's score."""
+
+    shown: Measured
+    change: str = ""
+    """Against the baseline, where there is one."""
+
+    bar: Bar | None = None
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """A metric of a task, a cell for each model."""
+
+    task: str
+    metric: str
+    filter: str
+    higher_is_better: bool
+    documents: str
+    cells: tuple[Cell, ...]
+    is_first: bool
+    """Whether the row begins a task."""
+
+
+def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
+    """A row for each metric of each task; metrics of the comparison and of cost have their own tables."""
+    rows: list[ScoreRow] = []
+    for task, name, filter_name in _keys(columns):
+        found = [_metric(column, (task, name, filter_name)) for column in columns]
+        known = [metric for metric in found if metric is not None]
+        counts = sorted({metric.n for metric in known if metric.n is not None})
+        row = ScoreRow(
+            task,
+            name,
+            filter="" if filter_name == "none" else filter_name,
+            higher_is_better=known[0].higher_is_better,
+            documents="/".join(map(numbers.count, counts)),
+            cells=_cells(found),
+            is_first=not rows or rows[-1].task != task,
+        )
+        rows.append(row)
+    return rows
+
+
+def _keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
+    """Task, metric and filter of every row; a task's rows stand together, in the first model's order."""
+    keys = dict.fromkeys(
+        (metric.task, metric.metric, metric.filter)
+        for column in columns
+        for metric in column.metrics
+        if metric.n is not None and not metric.metric.startswith(_OF_COMPARISON)
+    )
+    order = {task: place for place, task in enumerate(dict.fromkeys(key[0] for key in keys))}
+    return sorted(keys, key=lambda key: order[key[0]])
+
+
+def _metric(column: Column, key: tuple[str, str, str]) -> Metric | None:
+    return next((item for item in column.metrics if (item.task, item.metric, item.filter) == key), None)
+
+
+def _cells(found: Sequence[Metric | None]) -> tuple[Cell, ...]:
+    """A cell for each model; the first metric is the baseline's."""
+    cells = [_cell(metric, found[0] if place else None) for place, metric in enumerate(found)]
+    finite = [metric is not None and math.isfinite(metric.value) for metric in found]
+    ranges = [_range(metric) for metric in found if metric is not None and math.isfinite(metric.value)]
+    if not any(low < high for low, high in ranges):
+        return tuple(cells)
+    low, high = min(item[0] for item in ranges), max(item[1] for item in ranges)
+    room = (high - low or 1.0) * 0.06
+    return tuple(
+        replace(cell, bar=_bar(metric, low - room, high + room)) if metric and is_finite else cell
+        for cell, metric, is_finite in zip(cells, found, finite, strict=True)
+    )
+
+
+def _cell(metric: Metric | None, baseline: Metric | None) -> Cell:
+    if metric is None:
+        return Cell(Measured(NO_VALUE))
+    shown = numbers.with_error(metric.value, metric.stderr)
+    if baseline is None or not math.isfinite(metric.value - baseline.value):
+        return Cell(shown)
+    return Cell(shown, _change(metric.value - baseline.value, metric))
+
+
+def _bar(metric: Metric, begin: float, end: float) -> Bar:
+    low, high = _range(metric)
+    return Bar(*(round(100 * part / (end - begin), 2) for part in (metric.value - begin, low - begin, high - low)))
+
+
+def _change(difference: float, metric: Metric) -> str:
+    """The difference with the decimals of the value itself; in powers of ten where the value is written in those."""
+    if abs(metric.value) >= 1e7:
+        return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
+    return numbers.plus(difference, numbers.decimals(metric.stderr))
+
+
+def _range(metric: Metric) -> tuple[float, float]:
+    half = Z95 * metric.stderr if metric.stderr is not None and math.isfinite(metric.stderr) else 0.0
+    return metric.value - half, metric.value + half
+
+
+_COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "size_on_disk": ("Size on disk", numbers.size),
+    "tokens_per_second": ("Tokens per second", numbers.count),
+    "peak_memory": ("Peak memory", numbers.size),
+    "peak_device_memory": ("Peak memory of the device", numbers.size),
+    "seconds": ("Time, all of it", numbers.duration),
+    "seconds_load": ("of which opening the model", numbers.duration),
+    "tokens_naive": ("Tokens in the requests", numbers.count),
+    "tokens_fed": ("of which computed (the rest was shared)", numbers.count),
+    "tokens_generated": ("Tokens generated", numbers.count),
+}
+
+
+def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    """Name and one cell per model, for each cost that is known of at least one of them."""
+    known = [_costs(column) for column in columns]
+    return [
+        (title, [form(costs[key]) if key in costs else NO_VALUE for costs in known])
+        for key, (title, form) in _COSTS.items()
+        if any(key in costs for costs in known)
+    ]
+
+
+def _costs(column: Column) -> dict[str, float]:
+    """The engine's counters, and metrics that do not come from documents."""
+    counters: Mapping[str, Any] = column.report.engine if column.report is not None else {}
+    costs = {key: float(value) for key, value in counters.items() if isinstance(value, int | float)}
+    for metric in column.metrics:
+        if metric.n is None and math.isfinite(metric.value):
+            costs[metric.task if metric.metric == "bytes" else metric.metric] = metric.value
+    return costs

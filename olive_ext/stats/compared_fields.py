@@ -1,0 +1,141 @@
+"""The fields that compare two models at one target token, declared once: `ComparedFields`.
+
+The engine's notes (`COMPARED`), a session's answer (`Compared`) and the stored positions (`POSITION`) derive from it.
+Knows no model and no tokenizer. Axes: T targets of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.stats.token_classes import UNKNOWN
+
+Floats: TypeAlias = Annotated[npt.NDArray[np.float32], "<f4"]
+Flags: TypeAlias = Annotated[npt.NDArray[np.bool_], "?"]
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedFields:
+    """A reference and a candidate at the same T targets behind the same tokens; arrays [T], natural logarithms.
+
+    Where the reference's whole distribution is at hand every field is exact up to float32. Where only a short record
+    of it is (`olive_ext.records.Form`), `kl` is an estimate with a variance and a lower bound; the rest is exact.
+    """
+
+    kl: Floats
+    """KL(reference || candidate) of the next-token distributions, in nats. An estimate is without bias, and may
+    therefore be negative."""
+
+    kl_variance: Floats
+    """Sampling variance of `kl`, in nats squared; 0 where `kl` is exact."""
+
+    kl_lower: Floats
+    """Lower bound of the true KL whichever tokens were drawn, in nats; `kl` itself where that is exact."""
+
+    tail_mass: Floats
+    """Reference's probability of all tokens beyond its kept most probable ones; 0 where `kl` is exact."""
+
+    reference_logprobs: Floats
+    """Log-probability of the target under the reference."""
+
+    reference_is_greedy: Flags
+    """Whether the target is the reference's argmax."""
+
+    same_top: Flags
+    """Whether both models' argmax is the same token."""
+
+    reference_top_logprobs: Floats
+    """Log-probability of the reference's argmax under the reference."""
+
+    top_logprobs: Floats
+    """Log-probability of the reference's argmax under the candidate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared(ComparedFields):
+    """The compared fields of a request, with the T targets they belong to."""
+
+    targets: npt.NDArray[np.int64]
+    """Token ids that were scored."""
+
+    positions: npt.NDArray[np.int64]
+    """Number of tokens before each target that the models attended to."""
+
+    def __len__(self) -> int:
+        return len(self.kl)
+
+
+_HINTS = get_type_hints(ComparedFields, include_extras=True)
+
+COMPARED = np.dtype([(name, hint.__metadata__[0]) for name, hint in _HINTS.items()])
+"""One target's `ComparedFields`, in their order."""
+
+STORED = tuple(name for name in _HINTS if name not in ("tail_mass", "reference_is_greedy"))
+"""The compared fields that statistics read."""
+
+POSITION = np.dtype(
+    [
+        ("document", "<i4"),
+        ("position", "<i4"),
+        ("token_class", "i1"),
+        ("logprobs", "<f4"),
+        *((name, COMPARED[name]) for name in STORED),
+    ]
+)
+"""One stored target, 38 bytes: `document`, its number within the task; `position`, the number of tokens before it;
+`token_class`, an index into `token_classes.CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
+and the compared fields."""
+
+
+class Positions:
+    """Compared targets of one task, added request by request: one growing buffer, no object for each."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer) // POSITION.itemsize
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """A view of all targets so far, of type `POSITION`; none can be added while the view is in use."""
+        return np.frombuffer(self._buffer, POSITION)
+
+    def add(
+        self,
+        document: int,
+        logprobs: npt.ArrayLike,
+        compared: Compared,
+        *,
+        first_position: int = 0,
+        token_classes: npt.ArrayLike | None = None,
+    ) -> None:
+        """Adds the T consecutive targets of a request of `document`; `logprobs` [T] are the candidate's.
+
+        `first_position` counts the tokens before the first target.
+        """
+        logprobs_T = np.asarray(logprobs, np.float32)
+        rows = np.empty(len(logprobs_T), POSITION)
+        rows["document"] = document
+        rows["position"] = first_position + np.arange(len(rows))
+        rows["token_class"] = UNKNOWN if token_classes is None else token_classes
+        rows["logprobs"] = logprobs_T
+        for name in STORED:
+            rows[name] = getattr(compared, name)
+        self._buffer += rows.tobytes()
+
+    @classmethod
+    def joined(cls, parts: Iterable[Positions]) -> Positions:
+        """All positions of several tasks, their documents renumbered in the order of the tasks."""
+        whole, first_document = cls(), 0
+        for part in parts:
+            rows = part.rows.copy()
+            rows["document"] += first_document
+            first_document = int(rows["document"].max(initial=first_document - 1)) + 1
+            whole._buffer += rows.tobytes()
+        return whole

@@ -1,0 +1,120 @@
+"""What is kept of lm-eval's samples: values, answers as texts, and whether two runs asked the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from olive_ext.backends.harness import run_tasks
+from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import TaskError
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.reference import ort_lm
+
+LETTERS = """task: tiny_letters
+custom_dataset: !function local.load
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}\\nA.{{choices[0]}}\\nAnswer:"
+doc_to_choice: ["A", "BB", "CCC"]
+doc_to_target: answer
+metric_list:
+  - metric: acc_norm
+"""
+LAMBADA = """task: tiny_last_word
+custom_dataset: !function local.load
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[0]}}"
+metric_list:
+  - metric: perplexity
+  - metric: acc
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], LoadedTasks]:
+    folder = write_tasks(tmp_path_factory.mktemp("tasks"))
+    (folder / "tiny_letters.yaml").write_text(LETTERS)
+    (folder / "tiny_last_word.yaml").write_text(LAMBADA)
+    names = [*NAMES, "tiny_letters", "tiny_last_word"]
+    tasks = load_tasks(names, str(folder))
+    settings = EvaluationSettings(tasks=names, bootstrap_iters=0, num_fewshot=0)
+    results = run_tasks(ort_lm(), tasks, settings, seeds=Seeds(), log_samples=True)
+    return results, tasks
+
+
+@pytest.fixture
+def answers(run: tuple[dict[str, Any], LoadedTasks]) -> dict[tuple[str, str], Answers]:
+    results, tasks = run
+    return {(item.task, item.filter): item for item in read_answers(results["samples"], tasks.tasks)}
+
+
+def test_metrics_are_means_only(answers: dict[tuple[str, str], Answers]) -> None:
+    assert {key: list(item.metrics) for key, item in answers.items()} == {
+        ("tiny_choice", "none"): ["acc", "acc_norm"],
+        ("tiny_rolling", "none"): [],
+        ("tiny_generate", "strict"): ["exact_match"],
+        ("tiny_generate", "loose"): ["exact_match"],
+        ("tiny_letters", "none"): ["acc_norm"],
+        ("tiny_last_word", "none"): ["acc"],
+    }
+
+
+def test_values_average_to_lm_evals_results(
+    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
+) -> None:
+    for (task, filter_name), item in answers.items():
+        for metric in item.metrics:
+            values = [answer.values[metric] for answer in item.by_document.values()]
+            expected = run[0]["results"][task][f"{metric},{filter_name}"]
+            assert sum(values) / len(values) == pytest.approx(expected)
+
+
+def test_choice_is_a_text_and_right_where_it_is_the_target(
+    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
+) -> None:
+    for task, metric in (("tiny_choice", "acc"), ("tiny_letters", "acc_norm")):
+        found, lines = answers[task, "none"], run[0]["samples"][task]
+        assert len(lines) == 6
+        for line in lines:
+            answer = found.by_document[line["doc_id"]]
+            is_right = answer.text == target_of(run[1].tasks[task], line)
+            assert is_right == bool(answer.values[metric])
+
+
+def test_question_is_the_documents_own(run: tuple[dict[str, Any], LoadedTasks]) -> None:
+    results, tasks = run
+    line = results["samples"]["tiny_choice"][2]
+    assert question_of(tasks.tasks["tiny_choice"], line) == "the cat sat"
+    assert target_of(tasks.tasks["tiny_choice"], line) == "on"
+    assert question_of(object(), line) == "the cat sat"
+
+
+def test_generated_answer_is_the_raw_text(
+    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
+) -> None:
+    line = run[0]["samples"]["tiny_generate"][0]
+    assert answers["tiny_generate", "loose"].by_document[0].text == line["resps"][0][0].strip()
+
+
+def test_single_target_says_whether_it_was_the_most_likely(answers: dict[tuple[str, str], Answers]) -> None:
+    for answer in answers["tiny_last_word", "none"].by_document.values():
+        assert answer.text.startswith("most likely" if answer.values["acc"] else "not most likely")
+        assert answer.text.endswith("nats)")
+
+
+def test_other_questions_are_refused_by_task(answers: dict[tuple[str, str], Answers]) -> None:
+    found = answers["tiny_choice", "none"]
+    check_same_questions(found, found)
+    changed = {**found.by_document, 3: replace(found.by_document[3], digest="other")}
+    with pytest.raises(TaskError, match=r"task 'tiny_choice' asked the two models differently \(document 3\)"):
+        check_same_questions(found, replace(found, by_document=changed))
+    fewer = {number: answer for number, answer in found.by_document.items() if number}
+    with pytest.raises(TaskError, match="other documents"):
+        check_same_questions(found, replace(found, by_document=fewer))

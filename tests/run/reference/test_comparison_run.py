@@ -1,0 +1,199 @@
+"""Comparisons end to end on two tiny torch models, against numbers computed from their whole distributions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.backends.harness import run_tasks
+from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
+from olive_ext.config import EvaluationConfig
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.verdict import verdict
+from olive_ext.run.reference.comparison_run import Comparer, Mode
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.reference import model
+from tests.run.duo import TwoModels, logprobs, perturbed
+from tests.text.tiny import BOS, byte_level
+
+NOISE = 0.6
+MODES: tuple[Mode, ...] = ("recorded", "resident", "answers")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
+    return load_tasks(NAMES, str(write_tasks(tmp_path_factory.mktemp("tasks"))), Seeds())
+
+
+def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> tuple[Comparison, Any, TwoModels]:
+    config = EvaluationConfig.parse(
+        {
+            "model": {"path": "m"},
+            "reference": {"path": "r", "kind": "onnx"},
+            "tasks": NAMES,
+            "bootstrap_iters": 0,
+            **settings,
+        }
+    )
+    models = TwoModels(candidate)
+    comparer = Comparer(config, mode, tasks, Seeds(), models=models)  # type: ignore[arg-type]
+    comparer.prepare()
+    lm = comparer.open()
+    results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
+    comparison = comparer.finish(lm, results)
+    models.fields = comparer.fields()
+    return comparison, results, models
+
+
+@pytest.fixture(scope="module")
+def found(tasks: LoadedTasks) -> dict[str, tuple[Comparison, Any, TwoModels]]:
+    return {mode: compare(tasks, mode, perturbed(NOISE)) for mode in MODES}
+
+
+def test_both_modes_find_the_same(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+    recorded, resident = found["recorded"][0], found["resident"][0]
+    assert recorded.divergences == resident.divergences
+    assert recorded.outcomes == resident.outcomes
+    assert recorded.flips == resident.flips
+    assert recorded.metrics["results"] == resident.metrics["results"]
+
+
+def test_models_are_opened_in_the_order_of_the_mode(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+    assert found["recorded"][2].opened == ["reference", "candidate"]
+    assert found["resident"][2].opened == ["candidate", "resident"]
+    assert found["answers"][2].opened == ["reference", "candidate"]
+
+
+def test_answers_alone_have_outcomes_and_no_distributions(
+    found: dict[str, tuple[Comparison, Any, TwoModels]],
+) -> None:
+    comparison = found["answers"][0]
+    assert comparison.divergences == ()
+    assert comparison.outcomes == found["recorded"][0].outcomes
+    assert comparison.reference["mode"] == "answers"
+
+
+def test_divergence_of_texts_is_that_of_the_whole_distributions(
+    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
+) -> None:
+    tokenizer, other = byte_level(True), perturbed(NOISE)
+    kl, ratio = [], []
+    for _, doc in tasks.tasks["tiny_rolling"].doc_iterator(rank=0, limit=None, world_size=1):
+        tokens = tokenizer.encode(doc["text"])
+        assert tokens[0] == BOS
+        p, q = logprobs(model(), tokens[:-1]), logprobs(other, tokens[:-1])
+        kl += (np.exp(p) * (p - q)).sum(1).tolist()
+        ratio += (p - q)[np.arange(len(p)), tokens[1:]].tolist()
+    (rolling,) = [item for item in found["recorded"][0].divergences if item.task == "tiny_rolling"]
+    assert (rolling.num_documents, rolling.num_positions) == (6, len(kl))
+    assert rolling.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
+    assert rolling.kl.maximum == pytest.approx(max(kl), rel=1e-5)
+    assert rolling.perplexity_ratio == pytest.approx(math.exp(np.mean(ratio)), rel=1e-5)
+    assert rolling.kl.mean > 1e-3
+    assert [item.label for item in rolling.by_position] == ["0-15", "16-31"]
+    assert sum(item.count for item in rolling.by_class) == len(kl)
+
+
+def test_generated_answers_of_the_reference_are_scored_by_both(
+    found: dict[str, tuple[Comparison, Any, TwoModels]],
+) -> None:
+    tokenizer, other = byte_level(True), perturbed(NOISE)
+    (generated,) = [item for item in found["recorded"][0].divergences if item.task == "tiny_generate"]
+    kl = []
+    for line in found["recorded"][1]["samples"]["tiny_generate"][:6]:
+        tokens = tokenizer.encode(line["arguments"][0][0])
+        start = len(tokens)
+        for _ in range(6):
+            tokens.append(int(logprobs(model(), tokens)[-1].argmax()))
+        p, q = (logprobs(net, tokens[:-1])[start - 1 :] for net in (model(), other))
+        kl += (np.exp(p) * (p - q)).sum(1).tolist()
+    assert generated.num_positions == len(kl)
+    assert generated.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
+
+
+def test_all_tasks_together_weigh_by_positions(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+    *each, whole = found["recorded"][0].divergences
+    assert whole.task == ALL
+    assert [item.task for item in each] == NAMES[:2] + NAMES[2:]
+    assert whole.num_positions == sum(item.num_positions for item in each)
+    weighted = sum(item.num_positions * item.kl.mean for item in each) / whole.num_positions
+    assert whole.kl.mean == pytest.approx(weighted)
+    assert whole.num_documents == 18
+
+
+def test_flips_are_the_documents_whose_value_changed(
+    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
+) -> None:
+    comparison, results, _ = found["recorded"]
+    alone = compare(tasks, "answers", model())[1]
+    expected = set()
+    for name, metric in (("tiny_choice", "acc"), ("tiny_generate", "exact_match")):
+        pairs = zip(alone["samples"][name], results["samples"][name], strict=True)
+        filters = {line["filter"] for line in results["samples"][name]}
+        first = results["samples"][name][0]["filter"]
+        assert first in filters
+        expected |= {
+            (name, own["doc_id"], "right_to_wrong" if before[metric] > own[metric] else "wrong_to_right")
+            for before, own in pairs
+            if own["filter"] == first and before[metric] != own[metric]
+        }
+    assert {(flip.task, flip.doc_id, flip.direction) for flip in comparison.flips} == expected
+    assert expected
+    for flip in comparison.flips:
+        assert flip.reference_answer != flip.candidate_answer
+        right = flip.reference_answer if flip.direction == "right_to_wrong" else flip.candidate_answer
+        assert right == flip.target
+
+
+def test_references_own_results_are_kept(
+    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
+) -> None:
+    alone = compare(tasks, "answers", model())[1]
+    for mode in MODES:
+        kept = found[mode][0].metrics["results"]
+        for task in NAMES:
+            expected = {key: value for key, value in alone["results"][task].items() if isinstance(value, float)}
+            assert {key: kept[task][key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert "samples" not in found["resident"][0].metrics
+
+
+@pytest.mark.parametrize("mode", ["recorded", "resident"])
+def test_a_model_against_itself(tasks: LoadedTasks, mode: Mode) -> None:
+    comparison, _, _ = compare(tasks, mode, model())
+    whole = comparison.divergences[-1]
+    assert whole.kl.maximum < 1e-7
+    assert abs(whole.kl.mean) < 1e-7
+    assert (whole.top1_agreement, whole.perplexity_ratio) == (1.0, 1.0)
+    assert comparison.flips == ()
+    assert {item.mcnemar_p for item in comparison.outcomes} == {1.0}
+    assert verdict(comparison).line.startswith("no difference found")
+
+
+def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None:
+    settings = {"apply_chat_template": True, "limit": 3, "system_instruction": "be brief"}
+    recorded = compare(tasks, "recorded", perturbed(NOISE), **settings)[0]
+    resident = compare(tasks, "resident", perturbed(NOISE), **settings)[0]
+    assert recorded.divergences == resident.divergences
+    assert recorded.outcomes == resident.outcomes
+    assert {item.num_documents for item in recorded.divergences} == {3, 9}
+
+
+def test_sample_logs_say_what_was_found_of_each_document(
+    found: dict[str, tuple[Comparison, Any, TwoModels]],
+) -> None:
+    for mode in MODES:
+        comparison, results, models = found[mode]
+        assert models.fields is not None
+        lines = {task: [models.fields(task, line) for line in results["samples"][task]] for task in NAMES}
+        (line, *_) = lines["tiny_choice"]
+        assert line["question"] == "the"
+        assert set(line["reference_values"]) == {"acc", "acc_norm"}
+        for divergence in comparison.divergences[:-1]:
+            own = lines[divergence.task][:6]
+            assert sum(line["positions"] for line in own) == divergence.num_positions
+            total = sum(line["positions"] * line["kl_mean"] for line in own)
+            assert total / divergence.num_positions == pytest.approx(divergence.kl.mean, rel=1e-5)
+        assert all("kl_mean" in line for line in lines["tiny_choice"]) == (mode != "answers")

@@ -1,0 +1,272 @@
+"""Earlier reports side by side: what is read, what is refused by name, what the logs beside them say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.cli import main
+from olive_ext.errors import ConfigError
+from olive_ext.report import to_json
+from olive_ext.report.html.render import render
+from olive_ext.run import compare
+from tests.report.synthetic import comparison, report
+
+CHOICES = ("red", "green", "blue\u2028ish")
+
+
+def line(number: int, is_right: bool, **changes: Any) -> dict[str, Any]:
+    """A multiple-choice document as lm-eval logs it; the first choice is the right one."""
+    scores = ["-1.5", "-2.5", "-3.5"] if is_right else ["-2.5", "-3.5", "-1.5"]
+    responses = [[score, "False"] for score in scores]
+    return {
+        "doc_id": number,
+        "doc": {"question": f"Colour {number}?"},
+        "target": "0",
+        "arguments": {
+            f"gen_args_{place}": {"arg_0": f"Example.\n\nColour {number}?", "arg_1": f" {choice}"}
+            for place, choice in enumerate(CHOICES)
+        },
+        "resps": [[response] for response in responses],
+        "filtered_resps": responses,
+        "filter": "none",
+        "metrics": ["acc"],
+        "doc_hash": f"d{number}",
+        "prompt_hash": f"p{number}",
+        "target_hash": "t",
+        "acc": float(is_right),
+        **changes,
+    }
+
+
+def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable[[dict[str, Any]], Any] = id) -> Path:
+    """A report's folder with a log of the task `colours`; `change` edits report.json."""
+    target = folder / name
+    target.mkdir(parents=True)
+    values = json.loads(to_json(report(f"models/{name}")))
+    share = sum(item["acc"] for item in lines) / max(1, len(lines))
+    metric = {"task": "colours", "metric": "acc", "filter": "none", "value": share, "stderr": 0.1, "n": len(lines)}
+    values["metrics"] = [metric]
+    values["results"] = {
+        "configs": {
+            "colours": {
+                "output_type": "multiple_choice",
+                "doc_to_text": "{{question}}",
+                "metric_list": [{"metric": "acc", "aggregation": "mean"}],
+            }
+        },
+        "versions": {"colours": 1.0},
+        "n-shot": {"colours": 1},
+        "n-samples": {"colours": {"original": 90, "effective": len(lines)}},
+        "higher_is_better": {"colours": {"acc": True}},
+        "config": {"fewshot_seed": 1234},
+        "max_length": 512,
+    }
+    change(values)
+    (target / "report.json").write_text(json.dumps(values))
+    if lines:
+        text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in lines)
+        (target / "samples_colours.jsonl").write_text(text)
+    return target
+
+
+BASE = [line(number, number < 7) for number in range(10)]
+WORSE = [line(number, 2 <= number < 8) for number in range(10)]
+
+
+def test_logs_give_flips_and_paired_differences(tmp_path: Path) -> None:
+    page = compare([str(place(tmp_path, "float", BASE)), str(place(tmp_path, "int4", WORSE))])
+    assert page.title == "int4 against float"
+    assert [column.name for column in page.columns] == ["float", "int4"]
+    (contrast,) = page.contrasts
+    (outcome,) = contrast.comparison.outcomes
+    assert (outcome.task, outcome.metric, outcome.num_documents) == ("colours", "acc", 10)
+    assert (outcome.right_to_wrong, outcome.wrong_to_right) == (2, 1)
+    assert outcome.difference == pytest.approx(-0.1)
+    flips = {flip.doc_id: flip for flip in contrast.comparison.flips}
+    assert sorted(flips) == [0, 1, 7]
+    assert (flips[0].reference_answer, flips[0].candidate_answer) == ("red", "blue\u2028ish")
+    assert flips[0].target == "red"
+    assert "Colour 0?" in flips[0].question
+    assert "colours" in render(page)
+
+
+def test_reports_without_logs_have_scores_only(tmp_path: Path) -> None:
+    page = compare([str(place(tmp_path, "a", [])), str(place(tmp_path, "b", []))])
+    assert page.contrasts == ()
+    assert "Scores" in render(page)
+
+
+def test_logs_of_different_lengths_are_paired_where_both_have_a_document(tmp_path: Path) -> None:
+    short = place(tmp_path, "b", WORSE)
+    (short / "samples_colours.jsonl").write_text("".join(json.dumps(item) + "\n" for item in WORSE[:4]))
+    page = compare([str(place(tmp_path, "a", BASE)), str(short)])
+    assert page.contrasts[0].comparison.outcomes[0].num_documents == 4
+
+
+def test_own_question_of_a_log_is_taken_before_the_prompt(tmp_path: Path) -> None:
+    own = [{**item, "olive_ext": {"question": f"Only {item['doc_id']}"}} for item in WORSE]
+    page = compare([str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", own))])
+    assert page.contrasts[0].comparison.flips[0].question == "Only 0"
+
+
+def test_folder_of_reports_stands_for_them_and_names_can_be_given(tmp_path: Path) -> None:
+    place(tmp_path / "chain", "one", BASE, lambda values: values.update(created="2026-01-02"))
+    place(tmp_path / "chain", "two", BASE, lambda values: values.update(created="2026-01-01"))
+    other = place(tmp_path, "other", BASE)
+    page = compare([str(tmp_path / "chain"), f"mine={other / 'report.json'}"])
+    assert [column.name for column in page.columns] == ["two", "one", "mine"]
+
+
+def test_several_reports_in_one_folder_are_named_by_their_files(tmp_path: Path) -> None:
+    folder = place(tmp_path, "model", [])
+    second = folder / "report-2.json"
+    second.write_bytes((folder / "report.json").read_bytes())
+    page = compare([str(folder), str(second)])
+    assert [column.name for column in page.columns] == ["model", "report-2"]
+
+
+def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
+    paths = [str(place(tmp_path, name, BASE)) for name in ("a", "b", "c")]
+    for baseline in ("b", paths[1], f"{paths[1]}/report.json"):
+        assert [column.name for column in compare(paths, baseline).columns] == ["b", "a", "c"]
+    with pytest.raises(ConfigError, match=r"^'--baseline' = 'x': give one of 'a', 'b', 'c'$"):
+        compare(paths, "x")
+
+
+def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
+    first = place(tmp_path, "float", [])
+    found = json.loads(to_json(report(found=comparison(40))))["comparison"]
+    second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
+    (contrast,) = compare([str(first), str(second)]).contrasts
+    assert contrast.comparison.divergences
+    assert contrast.comparison.outcomes == ()
+    assert contrast.note.startswith("divergence is from models/quickstart-135m, not from float")
+
+
+def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(values: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (results("results.versions.colours", 2.0), "version is 1.0 in 'a' and 2.0 in 'b'"),
+        (results("results.n-shot.colours", 0), "number of examples is 1 in 'a' and 0 in 'b'"),
+        (results("results.n-samples.colours.effective", 9), "number of documents is 10 in 'a' and 9 in 'b'"),
+        (
+            results("results.configs.colours.doc_to_text", "Q: {{question}}"),
+            "doc_to_text is '{{question}}' in 'a' and 'Q:",
+        ),
+        (
+            results("results.configs.colours.generation_kwargs", {"until": []}),
+            "generation_kwargs is not set in 'a' and",
+        ),
+        (results("config.apply_chat_template", True), "apply_chat_template is not set in 'a' and true in 'b'"),
+        (
+            results("config.model_args", {"chat_template_args": {"enable_thinking": False}}),
+            "chat_template_args is not set in 'a' and {\"enable_thinking\": false} in 'b'",
+        ),
+        (results("results.config.fewshot_seed", 7), "seed of the examples is 1234 in 'a' and 7 in 'b'"),
+    ],
+)
+def test_what_was_asked_differently_is_refused_by_name(
+    change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path
+) -> None:
+    paths = [str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", WORSE, change))]
+    with pytest.raises(ConfigError) as caught:
+        compare(paths)
+    assert str(caught.value).startswith(f"cannot compare task 'colours': {told}")
+
+
+def test_two_templates_under_the_same_setting_are_refused_without_logs(tmp_path: Path) -> None:
+    def templated(sha: str) -> Callable[[dict[str, Any]], Any]:
+        setting = results("config.apply_chat_template", True)
+        return lambda values: (setting(values), results("results.chat_template_sha", sha)(values))
+
+    first, same, other = (
+        str(place(tmp_path, name, [], templated(sha))) for name, sha in (("a", "12"), ("b", "12"), ("c", "34"))
+    )
+    assert len(compare([first, same]).columns) == 2
+    with pytest.raises(ConfigError, match="task 'colours': chat_template_sha is '12' in 'a' and '34' in 'c'"):
+        compare([first, other])
+
+
+def test_longest_context_matters_to_whole_texts_only(tmp_path: Path) -> None:
+    rolling = results("results.configs.colours.output_type", "loglikelihood_rolling")
+
+    def shorter(values: dict[str, Any]) -> None:
+        values["results"]["max_length"] = 256
+
+    compare([str(place(tmp_path, "a", [])), str(place(tmp_path, "b", [], shorter))])
+    first = place(tmp_path, "c", [], rolling)
+    second = place(tmp_path, "d", [], lambda values: (rolling(values), shorter(values)))
+    with pytest.raises(ConfigError, match="longest context is 512 in 'c' and 256 in 'd'"):
+        compare([str(first), str(second)])
+
+
+def test_other_prompts_are_refused_by_the_logs(tmp_path: Path) -> None:
+    asked = [*WORSE[:4], {**WORSE[4], "prompt_hash": "other"}, *WORSE[5:]]
+    with pytest.raises(ConfigError, match=r"^cannot compare 'a' and 'b': task 'colours' .*document 4"):
+        compare([str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", asked))])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"metrics": 3}'])
+def test_file_that_is_no_report_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"report.json' is no report of olive-ext"):
+        compare([str(tmp_path), str(tmp_path)])
+
+
+def test_reports_of_a_chain_are_named_after_their_passes(tmp_path: Path) -> None:
+    for name, passes in (("71c0", []), ("9ab1", ["conversion"]), ("aa07", ["conversion", "int4"])):
+        place(tmp_path, name, [], results("model.passes", passes))
+    page = compare([str(tmp_path / name) for name in ("71c0", "9ab1", "aa07")])
+    assert [column.name for column in page.columns] == ["input model", "conversion", "conversion → int4"]
+
+
+def test_log_of_another_run_is_refused(tmp_path: Path) -> None:
+    first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", WORSE)
+    (second / "samples_colours.jsonl").write_bytes((first / "samples_colours.jsonl").read_bytes())
+    with pytest.raises(
+        ConfigError, match=r"is of another run than the report beside it: acc is 0\.7000 there and 0\.6000"
+    ):
+        compare([str(first), str(second)])
+
+
+def test_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
+    first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", BASE)
+    with (second / "samples_colours.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(ConfigError, match=r"samples_colours.jsonl', line 11: no sample of lm-eval"):
+        compare([str(first), str(second)])
+
+
+def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(place(tmp_path, "float", BASE)), str(place(tmp_path, "int4", WORSE))]
+    assert main(["compare", *paths, "--output", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "0.70 ± 0.10" in out
+    assert "(\N{MINUS SIGN}0.10)" in out
+    assert "int4: no loss found: accuracy difference -10.0 %" in out
+    assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_command_refuses_one_report_and_missing_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(place(tmp_path, "float", BASE))
+    assert main(["compare", path]) == 2
+    assert "holds one report: give two or more" in capsys.readouterr().err
+    assert main(["compare", path, str(tmp_path / "none")]) == 2
+    assert "none': give a folder with report.json, or the file" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""Sample logs are lm-eval's own lines, and what we add stands under one key."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.loggers import EvaluationTracker
+
+from olive_ext.errors import RunError
+from olive_ext.run.sample_logs import OWN, log_path, read_logs, write_samples
+from tests.report.synthetic import report
+
+TASK = "group/colours"
+
+
+def sample(number: int, filter_name: str = "none") -> dict[str, Any]:
+    """As lm-eval hands it over."""
+    return {
+        "doc_id": number,
+        "doc": {"question": "Which?\u2028", "half": "\ud83d"},
+        "target": 1,
+        "arguments": [("Which?", " red"), ("Which?", " green")],
+        "resps": [[(-1.5, False)], [(-0.25, True)]],
+        "filtered_resps": [(-1.5, False), (-0.25, True)],
+        "filter": filter_name,
+        "metrics": ["acc"],
+        "doc_hash": "d",
+        "prompt_hash": "p",
+        "target_hash": "t",
+        "acc": 1.0,
+    }
+
+
+SAMPLES = {TASK: [sample(number, name) for name in ("strict", "loose") for number in range(3)]}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").split("\n") if text]
+
+
+def test_lines_are_those_that_lm_eval_writes(tmp_path: Path) -> None:
+    plain = {TASK: [{**item, "doc": {"question": "Which?\u2028"}} for item in SAMPLES[TASK]]}
+    (ours,) = write_samples(plain, 3, tmp_path)
+    tracker = EvaluationTracker(output_path=str(tmp_path / "theirs"))
+    tracker.general_config_tracker.model_name_sanitized = "m"
+    tracker.date_id = "now"
+    tracker.save_results_samples("colours", copy.deepcopy(plain[TASK]))  # type: ignore[arg-type]
+    assert lines(ours) == lines(tmp_path / "theirs" / "m" / "samples_colours_now.jsonl")
+
+
+def test_first_documents_are_written_for_every_filter(tmp_path: Path) -> None:
+    (path,) = write_samples(SAMPLES, 2, tmp_path)
+    assert path == log_path(tmp_path, TASK)
+    assert path.name == "samples_group_colours.jsonl"
+    assert [(line["doc_id"], line["filter"]) for line in lines(path)] == [
+        (0, "strict"),
+        (1, "strict"),
+        (0, "loose"),
+        (1, "loose"),
+    ]
+
+
+def test_own_fields_stand_under_one_key_and_only_where_there_are_any(tmp_path: Path) -> None:
+    def fields(task: str, item: Mapping[str, Any]) -> dict[str, Any]:
+        assert task == TASK
+        return {"kl_mean": 0.5} if item["doc_id"] else {}
+
+    (path,) = write_samples(SAMPLES, 2, tmp_path, fields)
+    written = lines(path)
+    assert OWN not in written[0]
+    assert written[1][OWN] == {"kl_mean": 0.5}
+    assert set(written[1]) - {OWN} == set(sample(0))
+
+
+def test_what_utf8_cannot_hold_is_written_and_read_back(tmp_path: Path) -> None:
+    (path,) = write_samples(SAMPLES, 1, tmp_path)
+    assert lines(path)[0]["doc"]["half"] == "\ud83d"
+
+
+def test_log_is_read_back_as_the_samples_it_came_from(tmp_path: Path) -> None:
+    write_samples(SAMPLES, 1, tmp_path)
+    results = {"configs": {TASK: {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}}}
+    made = report()
+    logs = read_logs(tmp_path, type(made)(metrics=(), results=results))
+    first = logs.samples[TASK][0]
+    assert {key: first[key] for key in ("target", "arguments", "resps")} == {
+        key: SAMPLES[TASK][0][key] for key in ("target", "arguments", "resps")
+    }
+    (answers, _) = logs.answers()
+    assert answers.by_document[0].text == "green"
+    assert answers.by_document[0].values == {"acc": 1.0}
+
+
+def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"^cannot write the sample logs to '.*file.*': "):
+        write_samples(SAMPLES, 1, tmp_path / "file" / "below")

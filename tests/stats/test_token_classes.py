@@ -1,0 +1,69 @@
+"""What kind of token a text is."""
+
+from __future__ import annotations
+
+import pytest
+
+from olive_ext.stats.token_classes import CLASSES, TokenClasses, token_class
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (" the", "word start"),
+        ("\nThe", "word start"),
+        ("ing", "inside of a word"),
+        ("'s", "inside of a word"),
+        ("\ufffd", "inside of a word"),
+        (" 3rd", "word start"),
+        ("1984", "number"),
+        (" 3.5", "number"),
+        ("50%", "number"),
+        ("\u00bd", "number"),
+        (".", "punctuation"),
+        (" (", "punctuation"),
+        ("\u20ac", "punctuation"),
+        ("\n\n", "white space"),
+        ("", "white space"),
+        (" \u00fcber", "word start"),
+        ("\u6f22\u5b57", "inside of a word"),
+    ],
+)
+def test_class_of_a_token_by_itself(text: str, name: str) -> None:
+    assert CLASSES[token_class(text)] == name
+
+
+def test_special_tokens_are_special_whatever_their_text() -> None:
+    assert CLASSES[token_class("the", is_special=True)] == "special"
+
+
+TEXTS = ["<s>", " the", "the", "ing", "(", " ", "42", "."]
+
+
+def names(ids: list[int], previous: int | None = None) -> list[str]:
+    return [CLASSES[item] for item in TokenClasses(TEXTS.__getitem__, {0}).of(ids, previous)]
+
+
+def test_a_piece_behind_a_sign_begins_a_word() -> None:
+    assert names([4, 2, 3, 7, 2]) == ["punctuation", "word start", "inside of a word", "punctuation", "word start"]
+    assert names([5, 2, 0, 3]) == ["white space", "word start", "special", "word start"]
+
+
+def test_the_first_target_is_told_by_what_stands_before_it() -> None:
+    assert names([3], previous=1) == ["inside of a word"]
+    assert names([3], previous=7) == ["word start"]
+    assert names([3]) == ["word start"]
+    assert names([]) == []
+
+
+def test_each_text_is_asked_for_once() -> None:
+    asked: list[int] = []
+
+    def text_of(number: int) -> str:
+        asked.append(number)
+        return TEXTS[number]
+
+    classes = TokenClasses(text_of, {0})
+    classes.of([1, 3, 1, 3], previous=0)
+    classes.of([6, 1], previous=3)
+    assert sorted(asked) == [1, 3, 6]
