@@ -29,7 +29,7 @@ from olive_ext.stats.stopping import batch_size
 
 POINT = 0.01
 LEVEL = np.log(20)
-CHUNK = 4_000_000
+CHUNK = 20_000_000
 """Documents times runs that are in memory at once."""
 
 

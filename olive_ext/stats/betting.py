@@ -8,9 +8,9 @@ stratum's weight not yet drawn, mu_h any guess of its mean share made before the
 
     Z_t = offset + seen + sum_g U_g mu_g + (share - mu_h) U_h / p_h
 
-has the wanted number as its mean, whatever was drawn before and however p and mu were chosen from that (Horvitz and
+has the population mean as its mean, whatever was drawn before and however p and mu were chosen from that (Horvitz and
 Thompson 1952, for one draw; Des Raj 1956, JASA 51, for draws without replacement; mu is a control variate, which takes
-the differences between strata out of the variance). So for a wanted number of at most m every product of
+the differences between strata out of the variance). So for a population mean of at most m every product of
 
     1 + stake_t (Z_t - m),   0 <= stake_t < 1 / (m - least possible Z_t),   stake_t chosen before the draw
 
@@ -32,13 +32,13 @@ import numpy as np
 from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, draw_probabilities
 
 ABOVE, BELOW = 0, 1
-"""Sides of the first axis S: evidence that the wanted number is above the bound, and that it is below it."""
+"""Sides of the first axis S: evidence that the population mean is above the bound, and that it is below."""
 
 SIGNS_S = np.array([1.0, -1.0])
 
 _DISTANCES_K = np.array([0.5, 1.0, 3.0])
 _PORTIONS_K = np.array([0.25, 0.5, 0.25])
-"""Bets for a wanted number that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
+"""Bets on a population mean that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
 
 _MIDDLE = 1
 """Of the bets, the one that draws are allocated for."""
@@ -80,10 +80,10 @@ class _Odds:
 
 
 class Evidence:
-    """What the draws so far say about `bound`.
+    """Evidence of the draws so far that the population mean is above `bound`, and that it is below.
 
-    `distance` is where bets expect the wanted number: how far from the bound a candidate that equals its reference
-    lies. Another distance loses draws, not validity.
+    Bets are made for a population mean about `distance` away from the bound: the distance of a candidate that equals
+    its reference. Another one costs draws, not validity.
     """
 
     def __init__(self, population: Population, bound: float, distance: float, num_runs: int = 1) -> None:
@@ -101,7 +101,7 @@ class Evidence:
         """Logarithm of the greatest wealth so far: bets may be stopped at it, so evidence is never lost again."""
 
     def logical_limits(self, run: int = 0) -> tuple[float, float]:
-        """What the wanted number is at least and at most, whatever the unseen documents of the run hold."""
+        """Least and greatest population mean that is still possible, whatever the unseen documents of the run hold."""
         low = self._population.offset + float(self.seen_R[run])
         return low, low + float(self.unseen_RH[run].sum())
 
@@ -109,8 +109,8 @@ class Evidence:
         """For `draw_probabilities`, [R, H]: believed standard deviations, and a guard against what is not believed.
 
         Stakes are bounded by the worst that a draw can bring, so a stratum where everything seems sure must be drawn
-        often enough for the stakes that are wanted, and sure documents that break are caught. The worst is a lost
-        answer where the number seems to lie above the bound, and a gained one where it seems to lie below. Of a few
+        often enough for stakes of a useful size, and sure documents that break are caught. The worst is a lost
+        answer where the mean seems to lie above the bound, and a gained one where it seems to lie below. Of a few
         guards each run takes the one with which its wealth is expected to grow fastest.
         """
         means_RH, variances_RH = self._beliefs()
@@ -160,9 +160,9 @@ class Evidence:
 
     def _stakes(self, odds: _Odds) -> FloatArray:
         """Kelly's (1956) stakes for mean gains d with variance v, about d / (v + d^2), below what a draw can cost."""
-        wanted_KR = self._gains_K1 / (odds.variances_R + self._gains_K1**2)
+        kelly_KR = self._gains_K1 / (odds.variances_R + self._gains_K1**2)
         most_SR = _MOST_LOST / np.maximum(odds.reaches_SR, 1e-300)
-        stakes: FloatArray = np.minimum(wanted_KR, most_SR[:, None])
+        stakes: FloatArray = np.minimum(kelly_KR, most_SR[:, None])
         return stakes
 
     def _growths(self, odds: _Odds) -> FloatArray:

@@ -12,15 +12,15 @@ import numpy as np
 from olive_ext.stats.betting import ABOVE, BELOW, SIGNS_S, Bet, mixed
 
 _PRECISION = 1e-6
-"""Of limits, in units of the wanted number."""
+"""Of limits, in units of the population mean."""
 
 
 def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: float) -> tuple[float, float]:
-    """Interval that contains the wanted number at every stopping time with probability `confidence`.
+    """Interval that contains the population mean at every stopping time with probability `confidence`.
 
     Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full level:
-    the wanted number is one of them, so no level is divided between the two ends. The price is that the interval never
-    says more than "above" (or "below") the bound at the end that lies beyond it. `logical` are the limits without bets.
+    the population mean is one of them, so no level is divided between the two ends. The price is that an
+    interval on one side of the bound ends at the bound. `logical` are the limits without bets.
     """
     needed = -math.log1p(-confidence)
     low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)

@@ -1,4 +1,4 @@
-"""Which documents to ask next: strata of how sure the reference is, and random draws without replacement from them.
+"""Which documents to evaluate next: strata of how sure the reference is, and random draws from them, none twice.
 
 Knows no model and no claim: it sees bounded values, their weights and their strata.
 """
@@ -22,12 +22,12 @@ _LEAST_DOCUMENTS = 8
 
 @dataclass(frozen=True)
 class Population:
-    """N documents, and the number that is wanted of all of them: sum(sizes x values) / sum(sizes).
+    """N documents, and what is estimated of all of them, the *population mean*: sum(sizes x values) / sum(sizes).
 
     The candidate's value of a document lies between two limits that the reference's own answers give. Its *share* is
-    where it lies between them (0 to 1), its *weight* how much of the wanted number that moves, so that
+    where it lies between them (0 to 1), its *weight* how far a whole share moves the mean, so that
 
-        wanted = offset + sum over documents of weight x share
+        population mean = offset + sum over documents of weight x share
 
     with known offset and weights. Axes: N documents, H strata.
     """
@@ -39,7 +39,7 @@ class Population:
     highs_N: FloatArray
     strata_N: IntArray
     expected_H: FloatArray
-    """Mean share of a stratum as guessed before any of it was asked. Wrong guesses cost documents, never validity."""
+    """Mean share of a stratum, guessed before any of it is evaluated. Wrong guesses cost documents, never validity."""
 
     @cached_property
     def weights_N(self) -> FloatArray:

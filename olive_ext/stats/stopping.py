@@ -1,6 +1,6 @@
-"""When enough documents were asked: a claim is certainly kept, certainly broken, or all documents are done.
+"""When enough documents are evaluated: a claim is certainly kept, certainly broken, or no document is left.
 
-Knows no model: documents go out as numbers, values come in.
+Knows no model: it gives numbers of documents and takes their values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Verdict = Literal["kept", "broken", "open"]
 
 @dataclass(frozen=True)
 class Claim:
-    """That the wanted number is at least (`kept` "above") or at most ("below") `bound`.
+    """That the population mean is at least (`kept` "above") or at most ("below") `bound`.
 
-    `distance`: from the bound to the number of a candidate that equals its reference (for a loss within 0.01: 0.01).
+    `distance`: from the bound to the mean of a candidate that equals its reference (for a loss within 0.01: 0.01).
     """
 
     bound: float
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """`estimate` is of the whole population, in the interval from `low` to `high` (all three equal where all is asked).
+    """`estimate` of the population mean within its interval, `low` to `high`; all three are equal where none is left.
 
     "kept" and "broken" are each wrong with probability at most 1 - confidence, whenever they are read.
     """
@@ -47,19 +47,19 @@ class Decision:
     estimate: float
     low: float
     high: float
-    num_asked: int
+    num_evaluated: int
     num_documents: int
 
 
 class Sampler:
-    """Draws documents in batches until the claim is decided; draws on where "all" is wanted after all.
+    """Draws documents in batches until the claim is decided; it can draw on until none is left.
 
     while sampler.verdict == "open":
         documents = sampler.next_batch()
         sampler.update(values of these documents, in this order)
 
-    The draws are those of `seed` and the values: a run that is repeated or resumed asks the same documents in the same
-    order. No document is drawn twice; those that have no weight are not drawn at all.
+    The draws are those of `seed` and the values: a run that is repeated or resumed draws the same documents in the
+    same order. No document is drawn twice; those without weight are not drawn at all.
     """
 
     def __init__(self, population: Population, claim: Claim, seed: int = 0) -> None:
@@ -69,7 +69,7 @@ class Sampler:
         self._queues = Queues(population, np.random.default_rng(seed))
         self._num_documents = self._queues.num_left
         self._pending: tuple[IntArray, FloatArray] | None = None
-        self._asked: list[int] = []
+        self._drawn: list[int] = []
         self._bets: list[Bet] = []
 
     def next_batch(self, count: int | None = None) -> IntArray:
@@ -96,22 +96,22 @@ class Sampler:
             one = slice(position, position + 1)
             strata, weights = self._population.strata_N[[document]], self._population.weights_N[[document]]
             self._bets.append(self._evidence.observe(strata, shares[one], weights, scores_RH))
-        self._asked += documents.tolist()
+        self._drawn += documents.tolist()
         self._pending = None
 
     def representation(self) -> tuple[IntArray, FloatArray]:
-        """The documents asked so far, in order, and how many of its stratum each one stands for: all over those asked.
+        """The documents drawn so far, in order, and how many of its stratum each one stands for: all over those drawn.
 
-        For every other number of the same documents, which were not drawn alike: a mean with these weights is the
-        stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was asked is not represented.
+        For every other metric of the same documents, which were not drawn alike: a mean with these weights is the
+        stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was drawn is not represented.
         """
-        asked, strata_N = np.array(self._asked, np.int64), self._population.strata_N
+        drawn, strata_N = np.array(self._drawn, np.int64), self._population.strata_N
         counted = strata_N[self._population.weights_N > 0]
-        return asked, np.bincount(counted)[strata_N[asked]] / np.bincount(strata_N[asked])[strata_N[asked]]
+        return drawn, np.bincount(counted)[strata_N[drawn]] / np.bincount(strata_N[drawn])[strata_N[drawn]]
 
     @property
     def verdict(self) -> Verdict:
-        """As of the last update. What documents prove by themselves counts before what bets say."""
+        """As of the last update. What the documents prove by themselves goes before the evidence of bets."""
         bound, slack = self._claim.bound, _ROUNDING if self._claim.kept == "above" else -_ROUNDING
         low, high = self._evidence.logical_limits()
         is_above, is_below = self._evidence.peaks_SR[:, 0] >= -math.log1p(-self._claim.confidence)
@@ -124,24 +124,26 @@ class Sampler:
     def decision(self) -> Decision:
         """As of the last update, with the interval."""
         bets, (low, high) = joined(self._bets), self._evidence.logical_limits()
-        num_asked = len(self._bets)
-        if num_asked == self._num_documents:
-            return Decision(self.verdict, low, low, low, num_asked, num_asked)
+        num_evaluated = len(self._bets)
+        if num_evaluated == self._num_documents:
+            return Decision(self.verdict, low, low, low, num_evaluated, num_evaluated)
         low, high = limits(bets, self._claim.bound, (low, high), self._claim.confidence)
-        estimate = _estimate(bets.values_R, self._num_documents) if num_asked else (low + high) / 2
-        return Decision(self.verdict, estimate, low, high, num_asked, self._num_documents)
+        estimate = _estimate(bets.values_R, self._num_documents) if num_evaluated else (low + high) / 2
+        estimate = min(max(estimate, low), high)
+        return Decision(self.verdict, estimate, low, high, num_evaluated, self._num_documents)
 
 
-def batch_size(num_documents: int, num_asked: int) -> int:
-    """A tenth of those asked so far: few are asked in vain behind the decisive one, and batches become large."""
-    return max(_LEAST_BATCH, num_documents // 200, num_asked // 10)
+def batch_size(num_documents: int, num_evaluated: int) -> int:
+    """A tenth of those evaluated so far: few are evaluated in vain behind the decisive one, and batches grow large."""
+    return max(_LEAST_BATCH, num_documents // 200, num_evaluated // 10)
 
 
 def _estimate(values_T: FloatArray, num_documents: int) -> float:
-    """Mean of the Z_t, each of which has the wanted number as its mean (Des Raj 1956): unbiased at any number of draws
-    that was fixed beforehand. Draw t counts 1 / (N - t + 1)^2, because what is left to vary shrinks with what is left;
-    weights that depended on the values could bias it. Where the values decided when to stop it may be off by a part of
-    the interval's width: the interval is what holds then.
+    """Weighted mean of the Z_t, each of which is unbiased (Des Raj 1956), as it is after any fixed number of draws.
+
+    Draw t counts 1 / (N - t + 1)^2, because what can still vary shrinks with what is left; weights that depended on the
+    values could bias it. Where the values decided when to stop it can be off by a part of the interval's width: the
+    interval is what holds then.
     """
     left = num_documents - np.arange(len(values_T))
     return float(np.average(values_T, weights=1.0 / left**2))

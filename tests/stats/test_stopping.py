@@ -36,7 +36,7 @@ def answers(count: int, lost: float, gained: float, seed: int = 0) -> tuple[Popu
 def test_equal_model_is_certain_after_a_few_hundred_of_ten_thousand() -> None:
     decision, documents = asked(*answers(10_000, 0, 0), WITHIN_ONE_POINT)
     assert decision.verdict == "kept"
-    assert len(documents) == len(set(documents)) == decision.num_asked < 500
+    assert len(documents) == len(set(documents)) == decision.num_evaluated < 500
     assert decision.num_documents == 10_000
     assert -0.01 <= decision.low <= decision.estimate <= decision.high < 0.03
 
@@ -44,7 +44,7 @@ def test_equal_model_is_certain_after_a_few_hundred_of_ten_thousand() -> None:
 def test_model_that_loses_five_points_is_broken_within_a_tenth() -> None:
     decision, _ = asked(*answers(10_000, 0.06, 0.01), WITHIN_ONE_POINT)
     assert decision.verdict == "broken"
-    assert decision.num_asked < 1000
+    assert decision.num_evaluated < 1000
     assert decision.high <= -0.01
 
 
@@ -54,7 +54,7 @@ def test_model_that_breaks_only_what_the_reference_is_surest_of_is_caught() -> N
     differences = np.where(sureness > np.quantile(sureness, 0.97), -1.0, 0.0)
     decision, _ = asked(difference_population(reference, sureness), differences, WITHIN_ONE_POINT)
     assert decision.verdict == "broken"
-    assert decision.num_asked < 5000
+    assert decision.num_evaluated < 5000
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(1, "kept"), (2, "broken")])
@@ -63,7 +63,7 @@ def test_small_task_at_its_bound_is_decided_by_all_documents(lost: int, verdict:
     differences[:lost] = -1
     decision, documents = asked(difference_population(np.ones(100)), differences, WITHIN_ONE_POINT)
     assert decision.verdict == verdict
-    if decision.num_asked == 100:
+    if decision.num_evaluated == 100:
         assert decision.low == decision.high == decision.estimate == pytest.approx(-lost / 100)
     assert len(set(documents)) == len(documents)
 
@@ -96,7 +96,7 @@ def test_disagreement_and_kl_are_decided_over_documents() -> None:
     within = Claim(0.1, "below", 0.1)
     decision, _ = asked(mean_population(positions, 1.0, random.random(800)), shares, within)
     assert decision.verdict == "kept"
-    assert decision.num_asked < 200
+    assert decision.num_evaluated < 200
     beyond = Claim(0.01, "below", 0.01)
     assert asked(mean_population(positions, 1.0), shares, beyond)[0].verdict == "broken"
 
@@ -153,4 +153,4 @@ def test_claims_of_opposite_directions_mirror_each_other() -> None:
     kept = asked(population, differences, Claim(-0.01, "above", 0.01))[0]
     broken = asked(population, differences, Claim(-0.01, "below", 0.01))[0]
     assert (kept.verdict, broken.verdict) == ("broken", "kept")
-    assert (kept.low, kept.high, kept.num_asked) == (broken.low, broken.high, broken.num_asked)
+    assert (kept.low, kept.high, kept.num_evaluated) == (broken.low, broken.high, broken.num_evaluated)
