@@ -181,5 +181,7 @@ def joined(bets: Sequence[Bet]) -> Bet:
 
 def mixed(log_wealth: FloatArray) -> FloatArray:
     """Logarithm of the sum of the portions' wealths, axis K before the last: a mixture of martingales is one."""
-    together: FloatArray = np.logaddexp.reduce(log_wealth + np.log(_PORTIONS_K)[:, None], axis=-2)
+    greatest = log_wealth.max(axis=-2, keepdims=True)
+    wealth = np.sum(_PORTIONS_K[:, None] * np.exp(log_wealth - greatest), axis=-2)
+    together: FloatArray = np.log(wealth) + greatest.squeeze(-2)
     return together

@@ -47,8 +47,9 @@ def all_paths(
         yield from ((one, [bet, *rest]) for one, rest in below)
 
 
-@pytest.mark.parametrize("name", ["answers", "clusters", "guesses"])
-@pytest.mark.parametrize("shift", [-0.1, 0.0, 0.07])
+@pytest.mark.parametrize(
+    ("name", "shift"), [("answers", 0.0), ("clusters", 0.0), ("guesses", 0.0), ("clusters", -0.1), ("answers", 0.07)]
+)
 def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: str, shift: float) -> None:
     population, shares = small(name)
     truth = wanted(population, shares)
@@ -70,7 +71,7 @@ def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: st
 def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name: str) -> None:
     population, shares = small(name)
     truth = wanted(population, shares)
-    for bound in (truth, truth - 0.15, truth + 0.15):
+    for bound in (truth, truth - 0.15):
         missed = 0.0
         for chance, path in all_paths(population, shares, Evidence(population, bound, 0.3)):
             low, high = limits(joined(path), bound, (-1, 1), 0.6)  # what was ever rejected stays so
