@@ -1,4 +1,4 @@
-"""Bets against a bound, whose wealth is evidence at every stopping time, and the limits that follow from them.
+"""Bets against a bound, whose wealth is evidence at every stopping time, and the allocation of draws that lets it grow.
 
 Knows neither documents nor batches: one draw of a stratum at a time, in R independent runs at once (one in an
 evaluation, thousands in a simulation).
@@ -19,7 +19,7 @@ is a non-negative supermartingale that starts at 1, and exceeds 1 / error ever w
 NeurIPS), with unequal probabilities that of Shekhar, Xu, Lipton, Liang and Ramdas (2023, UAI). One martingale over all
 strata: which stratum comes next is drawn, too, so no stratum's mean is a nuisance parameter, and no level is divided
 among strata (compare Spertus and Stark 2022, for fixed allocations). Strata, probabilities and guesses decide how soon
-the wealth grows, never whether a limit holds: an adversary who knows the design is covered.
+the wealth grows, never whether a limit holds: an adversary who knows the design, but not the seed, is covered.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class _Odds:
     """What is known of Z before a draw."""
 
     centres_R: FloatArray
-    """Its mean, as far as the guesses are right."""
+    """Its mean where the guesses are right."""
 
     ratios_RH: FloatArray
     """U_h / p_h: how far one whole share moves it."""
 
     variances_R: FloatArray
     reaches_SR: FloatArray
-    """How far below (above) the bound it can lie."""
+    """How far below the bound (ABOVE) or over it (BELOW) it can lie: what a bet on that side can lose."""
 
 
 class Evidence:

@@ -19,8 +19,8 @@ def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: fl
     """Interval that contains the population mean at every stopping time with probability `confidence`.
 
     Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full level:
-    the population mean is one of them, so no level is divided between the two ends. The price is that an
-    interval on one side of the bound ends at the bound. `logical` are the limits without bets.
+    the population mean is one of them, so no level is divided between the two ends. The price is that an interval on
+    one side of the bound ends at the bound. `logical` are the limits that hold without bets.
     """
     needed = -math.log1p(-confidence)
     low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)
