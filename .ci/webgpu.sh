@@ -10,42 +10,10 @@ set -u
 die() { echo "webgpu.sh: $*" >&2; exit 1; }
 
 [ $# -eq 1 ] || die "usage: bash .ci/webgpu.sh DIR"
-[ "$(id -u)" -eq 0 ] || die "must run as root, which making a mount namespace needs"
-release=$(. /etc/os-release 2>/dev/null && echo "${ID-} ${VERSION_ID-}")
-[ "$release" = "debian 12" ] || die "needs Debian 12 (bookworm), this is '${release:-unknown}'"
-[ "$(dpkg --print-architecture)" = amd64 ] || die "needs amd64, this is $(dpkg --print-architecture)"
 unshare --mount mount -t tmpfs none /sys/class 2>/dev/null || die "no permission to mount in a namespace of its own (unshare)"
-dir=$(mkdir -p "$1" && cd "$1" && pwd) || die "cannot write to $1"
-[[ $dir != *[[:space:]:]* ]] || die "'$dir' must have neither spaces nor colons"
-
-# An apt of its own: other sources and other lists, but the machine's installed packages, so that only what is missing
-# is downloaded. It never installs.
-apt=$dir/apt
-rm -rf "$apt/archives" "$dir/root"  # of an earlier call
-mkdir -p "$apt/lists/partial" "$apt/archives/partial" || die "cannot write to $apt"
-keys=/usr/share/keyrings/debian-archive-keyring.gpg
-for suite in bookworm bookworm-backports; do
-  echo "deb [signed-by=$keys] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main"
-done > "$apt/sources.list"
-cat > "$apt/apt.conf" <<CONF
-Dir::Etc::SourceList "$apt/sources.list";
-Dir::Etc::SourceParts "-";
-Dir::State::Lists "$apt/lists";
-Dir::Cache::Archives "$apt/archives";
-Dir::Cache::pkgcache "";
-Dir::Cache::srcpkgcache "";
-APT::Update::Error-Mode "any";
-CONF
-export APT_CONFIG=$apt/apt.conf
-log=$apt/log
-apt-get -q update > "$log" 2>&1 || die "cannot read Debian's package lists (no network?), see $log"
-apt-get -q install -y --download-only --reinstall --no-install-recommends -t bookworm-backports \
-  mesa-vulkan-drivers libvulkan1 >> "$log" 2>&1 || die "cannot download Mesa (no network?), see $log"
-
+bash "${0%/*}/debian.sh" "$1" bookworm-backports mesa-vulkan-drivers libvulkan1 || exit 1
+dir=$(cd "$1" && pwd)
 root=$dir/root
-for package in "$apt"/archives/*.deb; do
-  dpkg-deb --extract "$package" "$root" >> "$log" 2>&1 || die "cannot unpack $package, see $log"
-done
 libraries=$root/usr/lib/x86_64-linux-gnu
 driver=$root/usr/share/vulkan/icd.d/lvp_icd.json
 [ -f "$driver" ] || driver=${driver%.json}.x86_64.json

@@ -1,4 +1,4 @@
-"""Writes docs/decoders.md: what every exported decoder gives, compared with a reference. Run from the root:
+"""Writes docs/decoders.md: the results of every exported decoder, compared with a reference. Run from the root:
 
     python -m docs.decoders                       every export of tests/exports on the CPU
     python -m docs.decoders --provider webgpu     on a WebGPU device; rows of other providers are kept
@@ -28,7 +28,7 @@ ROWS = HERE / "decoders.json"
 PAGE = HERE / "decoders.md"
 PLUGINS = {"webgpu": "onnxruntime_ep_webgpu"}
 SETTINGS = ((1, 256), (3, 7), (8, 64))
-"""Slots and chunk size; the first is what the others are compared with."""
+"""Slots and chunk size; the others are compared with the first."""
 
 COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch")
 INTRODUCTION = """# Decoders
@@ -147,7 +147,7 @@ def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
 
 
 def _source(export: Any) -> Any:
-    """What the encoder of an encoder-decoder is given; None for a decoder alone."""
+    """The input of an encoder-decoder's encoder; None for a decoder alone."""
     from tests.exports.plain import SOURCE, features
 
     kinds = {"whisper": lambda: features()[0], "t5": lambda: SOURCE, "marian": lambda: SOURCE}

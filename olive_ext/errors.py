@@ -1,12 +1,20 @@
-"""The errors a user can cause, each a ValueError.
+"""Errors that a user can cause, each a ValueError, and the conversion of other exceptions to them. Knows no framework.
 
 Olive swallows every exception that is not a ValueError, TypeError, ImportError, AttributeError or AssertionError and
 exits with 0, so nothing else may leave this package for a user's mistake.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MACHINE = (MemoryError, OSError, RuntimeError)
+"""Exceptions of the machine: a valid request failed. All others come from a task, its data or its settings."""
+
 
 class OliveExtError(ValueError):
-    """Base of all errors that name what a user wrote or handed over."""
+    """Base of all errors that name a setting, file or object of the user's."""
 
 
 class ConfigError(OliveExtError):
@@ -22,15 +30,15 @@ class ProviderError(OliveExtError):
 
 
 class TaskError(OliveExtError):
-    """A task cannot be found or asks for something the model cannot do."""
+    """A task cannot be found, or needs something that the model cannot do."""
 
 
 class RequirementError(OliveExtError):
-    """A model was measured, and breaks a bound that the recipe requires."""
+    """A model was measured, and a metric breaks a bound of the recipe."""
 
 
 class RecordsError(OliveExtError):
-    """What a reference said is missing from its records on disk, or these are damaged."""
+    """A reference's log-probabilities are missing from its cache on disk, or the cache is damaged."""
 
 
 class RunError(OliveExtError):
@@ -38,8 +46,34 @@ class RunError(OliveExtError):
 
 
 class MemoryShortageError(RunError):
-    """The host or the device has no memory for what was tried."""
+    """The host or the device has no memory for an allocation."""
 
 
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the error's message; its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
+
+
+def one_line(error: BaseException, width: int = 300) -> str:
+    """The error's type and the first line of its message, at most `width` characters."""
+    name = type(error).__name__
+    text = f"{name}: {first_line(error)}" if str(error).strip() else name
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+@contextmanager
+def named_failures(doing: str, *, machine: tuple[type[Exception], ...] = _MACHINE) -> Iterator[None]:
+    """Turns every exception but `OliveExtError` into a `TaskError` of one line, or into a `RunError` where it is one of
+    `machine`. KeyboardInterrupt and SystemExit are not subclasses of Exception and pass."""
+    try:
+        yield
+    except OliveExtError:
+        raise
+    except Exception as error:
+        is_machine = isinstance(error, machine) and not isinstance(error, NotImplementedError)
+        kind = RunError if is_machine else TaskError
+        raise kind(f"{doing}: {one_line(error)}") from error

@@ -34,10 +34,10 @@ DOORS = {
         "olive_ext.model.ort_session",
         "olive_ext.engine.runners.ort.*",
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
-        "olive_ext.backends.peers",  # tells the backends we compare with how many threads to use
+        "olive_ext.backends.peer_backends",  # tells the backends we compare with how many threads to use
     ],
     "pynvml": ["olive_ext.model.free_memory"],
-    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peers"],
+    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peer_backends"],
     # runners.hf: a reference in its original form runs on transformers
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.runners.hf.hf_runner", "olive_ext.backends.*"],
     "lm_eval": ["olive_ext.backends.*"],

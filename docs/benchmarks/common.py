@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: one call of `olive-ext bench`, and the table of what several found."""
+"""Shared by the benchmark scripts: one call of `olive-ext bench`, and the table of the results of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bench(model: Path, output: Path, options: Sequence[object]) -> dict[str, Any
 
 
 def run_script(name: str, words: Sequence[object], **environment: str) -> int:
-    """The exit status of a script beside this one."""
+    """Runs a script of this folder and returns its exit status."""
     return _run(name, [str(Path(__file__).parent / name)], words, environment)
 
 

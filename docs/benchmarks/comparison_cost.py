@@ -1,12 +1,12 @@
-"""What a comparison with a reference costs: time, disk and memory, over paragraphs of WikiText-2.
+"""The cost of a comparison with a reference: time, disk and memory, over paragraphs of WikiText-2.
 
     python docs/benchmarks/make_models.py MODELS --shape smollm2-135m --precision fp32,int4
     python docs/benchmarks/comparison_cost.py MODELS --output DIR
 
-MODELS holds fp32, the reference, and int4, the candidate. Both are scored alone, then the candidate beside the resident
-reference, then the reference recording and the candidate against the record; each in a process of its own, which is
-timed inside the scoring, behind a warm-up. The two comparisons run once more on a quarter of the documents, for memory.
-At 200 documents (46,000 tokens) that takes ten minutes on two cores; --documents 8 tries it out.
+MODELS holds fp32, the reference, and int4, the candidate. Both are scored alone, then the candidate with a resident
+reference, then the reference while it is recorded, and the candidate against the record; each in a process of its own,
+which times the scoring alone, behind a warm-up. The two comparisons run once more on a quarter of the documents, for
+memory. At 200 documents (46,000 tokens) that takes ten minutes on two cores; --documents 8 tries it out.
 The task is lm-eval's own, which needs the network once; --task and --include-path take another that scores whole texts.
 """
 
@@ -34,10 +34,10 @@ SHORTEST = 30
 
 def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
     """The first `count` paragraphs of the task's texts, and two more to warm up with."""
-    from olive_ext.backends.recorder import record
+    from olive_ext.backends.request_recorder import record
 
-    asked = record([task], include_path, limit=None, num_fewshot=None, gen_kwargs={}, seed=None)
-    lines = [line.strip() for one in asked for line in str(one.args[0]).split("\n")]
+    requests = record([task], include_path, limit=None, num_fewshot=None, gen_kwargs={}, seed=None)
+    lines = [line.strip() for one in requests for line in str(one.args[0]).split("\n")]
     found = [line for line in lines if len(line.split()) >= SHORTEST and not line.startswith("=")]
     if len(found) < count + 2:
         raise SystemExit(f"'{task}' has {len(found)} paragraphs, {count + 2} are needed")
@@ -45,7 +45,7 @@ def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
 
 
 def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str, Any]:
-    """Runs one part in this process: seconds, memory in bytes, and what was found."""
+    """Runs one part in this process: seconds, memory in bytes, and the numbers of the comparison."""
     import olive_ext
     from olive_ext.records import Records
     from olive_ext.run.peak_memory import PeakMemory

@@ -1,10 +1,10 @@
-"""Measures our backend beside Hugging Face on a GPU, on requests in the shape of MMLU-Pro: one command, no network.
+"""Measures our backend and Hugging Face on a GPU, on requests in the shape of MMLU-Pro: one command, no network.
 
     python docs/benchmarks/gpu.py OUT
 
 Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the task (N questions of ~150 tokens behind
 5 fixed shots of ~700 tokens together, 10 one-token answers each), and runs both in the same rounds. A few questions
-are profiled: OUT/*/crossing.json says what crosses between host and device, and something large ends this with 1.
+are profiled: OUT/*/host_device_copies.json lists the copies between host and device, and a large one ends this with 1.
 Gemma 4 needs --packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
 """
 
@@ -53,7 +53,7 @@ metadata:
 
 
 class Writer:
-    """Questions of a wanted number of tokens, the same for the same seed and tokenizer."""
+    """Questions of a given number of tokens, the same for the same seed and tokenizer."""
 
     def __init__(self, tokenizer: Any, seed: int = 7) -> None:
         self._tokenizer = tokenizer
@@ -121,19 +121,19 @@ def whole_options(given: argparse.Namespace) -> Iterator[object]:
 
 
 def answer_options(given: argparse.Namespace) -> Iterator[object]:
-    """A few questions against a plain session on the same file, which is what int4 answers are to be held against."""
+    """A few questions against a plain session on the same file, the reference for int4 answers."""
     yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
 
 
-def show_crossing(given: argparse.Namespace, model: Path, tasks: Path, out: Path) -> bool:
-    """Profiles a few questions and says whether nothing large crossed between host and device. Launches wait for their
+def profile_copies(given: argparse.Namespace, model: Path, tasks: Path, out: Path) -> bool:
+    """Profiles a few questions; whether no large tensor was copied between host and device. Launches wait for their
     kernels, so that the times by operator are the device's."""
     out.mkdir(parents=True, exist_ok=True)
     rows = (tasks / "questions.jsonl").read_text(encoding="utf-8").splitlines()[: given.checked]
     contexts = [(tasks / "shots.txt").read_text(encoding="utf-8") + json.loads(row)["question"] for row in rows]
     (out / "contexts.json").write_text(json.dumps(contexts), encoding="utf-8")
     words = [model, out, "--contexts", out / "contexts.json", "--provider", given.device]
-    return run_script("crossing.py", words, CUDA_LAUNCH_BLOCKING="1") == 0
+    return run_script("host_device_copies.py", words, CUDA_LAUNCH_BLOCKING="1") == 0
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--packages", metavar="DIR", type=Path)
     parser.add_argument("--tokenizer", metavar="DIR|NAME")
     given = parser.parse_args()
-    found, goals, crossing = {}, {}, []
+    found, goals, copying = {}, {}, []
     for shape in given.shapes.split(","):
         models = make_models(given, shape)
         from transformers import AutoTokenizer
@@ -168,13 +168,13 @@ def main() -> None:
                 found[whole] = bench(model, given.out / whole, [*shared, *whole_options(given)])
             check = f"{name}-answers"
             found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
-            if not show_crossing(given, model, tasks, given.out / name):
-                crossing.append(name)
+            if not profile_copies(given, model, tasks, given.out / name):
+                copying.append(name)
             text = table(found, goals)
             (given.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
-    if crossing:
-        sys.exit(f"something large crosses between host and device (crossing.json): {', '.join(crossing)}")
+    if copying:
+        sys.exit(f"something large crosses between host and device (host_device_copies.json): {', '.join(copying)}")
 
 
 if __name__ == "__main__":

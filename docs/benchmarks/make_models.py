@@ -3,7 +3,7 @@
 python docs/benchmarks/make_models.py OUT --shape smollm2-135m --precision fp32,int4
     OUT/hf: configuration, weights (safetensors) and tokenizer; OUT/fp32, OUT/int4: ONNX packages.
 
-Timings, memory and agreement do not depend on what the weights say; accuracies do, and mean nothing here.
+Timings, memory and agreement do not depend on the weights' values; accuracies do, and mean nothing here.
 
 Without --tokenizer, a byte-level BPE tokenizer of the shape's vocabulary is trained on English text that every machine
 with lm-eval and Python has, and on the files of --text, which bring it close to published ones in tokens per word. A

@@ -1,10 +1,10 @@
-"""Measures our backend beside the others on real tasks and writes one table.
+"""Measures our backend and the others on real tasks and writes one table.
 
     python docs/benchmarks/make_models.py MODELS --shape smollm2-135m
     python docs/benchmarks/run.py MODELS --output DIR
 
 MODELS holds hf, fp32 and int4. Tasks are lm-eval's own, which need the network once; --include-path DIR --prefix P
-takes tasks from a folder instead, P being what stands before each name there. --documents caps every row, to try
+takes tasks from a folder instead, P being the prefix of each name there. --documents caps every row, to try
 things out.
 Hours at full size on two cores; --rows runs some, and rows that are done already are kept.
 """
@@ -21,7 +21,7 @@ from common import bench, table
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: a task, the model's form, how many documents of each (sub)task, and the ratios wanted."""
+    """One comparison: a task, the model's form, how many documents of each (sub)task, and the goals for the ratios."""
 
     task: str
     model: str
@@ -77,7 +77,7 @@ ROWS = {
 
 
 def options(row: Row, given: argparse.Namespace) -> list[object]:
-    """Of `olive-ext bench`."""
+    """The options of `olive-ext bench` for one row."""
     documents = row.documents if given.documents is None else min(row.documents, given.documents)
     made: list[object] = ["--tasks", given.prefix + row.task, "--limit", documents, *row.options]
     made += [

@@ -13,9 +13,8 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from olive_ext.backends.context_pairs import CompletePairs
-from olive_ext.backends.failures import one_line
-from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8

@@ -1,6 +1,7 @@
-"""Takes avoidable cost and noise out of lm-eval while an evaluation runs, and puts everything back afterwards.
+"""Patches that take avoidable cost and noise out of lm-eval while an evaluation runs, undone afterwards.
 
-Only replaces attributes that are there and of the expected kind; with another lm-eval nothing happens.
+Only attributes that exist and are of the expected kind are replaced; another version of lm-eval stays as it is.
+Knows no task and no model.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _BARS = (
     "lm_eval.api.model",
     "lm_eval.api.task",
     "lm_eval.models.huggingface",
-    "olive_ext.backends.lm_eval.progress",
+    "olive_ext.backends.lm_eval.instances",
 )
 
 
 @contextmanager
-def lightened(progress: bool) -> Iterator[None]:
-    """All of them."""
+def patched_lm_eval(progress: bool) -> Iterator[None]:
+    """Applies all patches of this module."""
     with compiled_templates(), environment_read_once(), quiet_bars(progress):
         yield
 
@@ -48,8 +49,8 @@ def compiled_templates() -> Iterator[None]:
 
 @contextmanager
 def environment_read_once() -> Iterator[None]:
-    """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git says nothing on
-    stderr outside a repository."""
+    """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git writes no error
+    to stderr outside a repository."""
     module: Any = sys.modules.get("lm_eval.evaluator")
     own = {"add_env_info": _add_environment, "get_git_commit_hash": _commit}
     with ExitStack() as undo:

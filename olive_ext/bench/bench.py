@@ -23,7 +23,7 @@ from olive_ext.report import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
 if TYPE_CHECKING:
-    from olive_ext.backends.recorder import Asked
+    from olive_ext.backends.request_recorder import RecordedRequest
 
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
@@ -45,7 +45,7 @@ class Bench:
         self._staging = self._work_folder / "olive-ort"
         self._launch: Launch = launch or Launcher(self._work_folder, config.timeout)
         self._say = say
-        self._asked: Sequence[Asked] = ()
+        self._asked: Sequence[RecordedRequest] = ()
         self._work: Work | None = None
         self._runs: list[Run] = []
         self._growth: dict[str, list[dict[str, float]]] = {}
@@ -75,9 +75,9 @@ class Bench:
         self._finished = True
         return self._keep()
 
-    def _record(self, factor: int) -> Sequence[Asked]:
+    def _record(self, factor: int) -> Sequence[RecordedRequest]:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
-        from olive_ext.backends.recorder import record
+        from olive_ext.backends.request_recorder import record
 
         config = self.config
         asked = record(
@@ -91,7 +91,7 @@ class Bench:
         self._write(factor, asked)
         return asked
 
-    def _write(self, factor: int, asked: Sequence[Asked]) -> None:
+    def _write(self, factor: int, asked: Sequence[RecordedRequest]) -> None:
         write_texts({self._requests(factor): json.dumps([asdict(one) for one in asked])}, self._work_folder)
 
     def _requests(self, factor: int) -> Path:
@@ -176,7 +176,7 @@ class Bench:
         return summary
 
     def _facts(self, summary: Summary) -> dict[str, Any]:
-        from olive_ext.backends.versions import versions
+        from olive_ext.backends.package_versions import versions
 
         return {
             "finished": self._finished,
@@ -196,7 +196,7 @@ def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda l
     return Bench(config, launch, say).run()
 
 
-def _spread(asked: Sequence[Asked], number: int) -> list[Asked]:
+def _spread(asked: Sequence[RecordedRequest], number: int) -> list[RecordedRequest]:
     """The requests of `number` documents, evenly spread."""
     documents = list(dict.fromkeys((one.task, one.document) for one in asked))
     chosen = set(documents[:: max(1, len(documents) // max(1, number))][:number])

@@ -34,7 +34,7 @@ class Job:
     task: Task
     backend: str = ""
     opening: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `backends.peers.Opening`."""
+    """Arguments of `backends.peer_backends.Opening`."""
 
     requests: str = ""
     answers: str = ""

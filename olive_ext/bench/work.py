@@ -25,7 +25,7 @@ import numpy as np
 from olive_ext.engine.scheduling.prefix_tree import common_prefix
 from olive_ext.engine.scheduling.sequences import TokenArray
 from olive_ext.errors import ModelError
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 _PACKED = {"MatMulNBits", "MatMulBnb4"}

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.lm_eval.slices import SLICE
+from olive_ext.backends.lm_eval.instances import SLICE
 from olive_ext.bench.job import OURS, Job
 from olive_ext.bench.process_memory import memory_now, peak
 from olive_ext.bench.work import count_tokens, measure_ceiling
-from olive_ext.text.windows import target_windows
+from olive_ext.text.conversion import target_windows
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 _WARMUP_TOKENS = 8
@@ -36,9 +36,11 @@ def perform(job: Job) -> dict[str, Any]:
 
 
 def _answer(job: Job) -> dict[str, Any]:
-    from olive_ext.backends.recorder import Asked, instances
+    from olive_ext.backends.request_recorder import RecordedRequest, instances
 
-    asked = [Asked(**{**one, "args": tuple(one["args"])}) for one in json.loads(Path(job.requests).read_text())]
+    asked = [
+        RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in json.loads(Path(job.requests).read_text())
+    ]
     kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
     device = str(job.opening.get("device", "cpu"))
     is_ours = job.backend == OURS
@@ -71,11 +73,11 @@ def _answer(job: Job) -> dict[str, Any]:
 
 def open_lm(job: Job) -> Any:
     """The backend that the job names."""
-    from olive_ext.backends.peers import Opening, open_backend
+    from olive_ext.backends.peer_backends import Opening, open_backend
 
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
-        from olive_ext.workflow.olive_peers import open_olive
+        from olive_ext.workflow.olive_backends import open_olive
 
         return open_olive(job.backend, opening, Path(job.staging))
     return open_backend(job.backend, opening)
@@ -83,7 +85,7 @@ def open_lm(job: Job) -> Any:
 
 def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
     """Answers a few requests of each kind, spread over all."""
-    from olive_ext.backends.recorder import instances
+    from olive_ext.backends.request_recorder import instances
 
     for kind, own in kinds.items():
         some = own[:: max(1, len(own) // number)][:number] if number else []
@@ -165,7 +167,7 @@ def main(result: Path) -> int:
     except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
         import traceback
 
-        from olive_ext.backends.failures import one_line
+        from olive_ext.errors import one_line
 
         traceback.print_exc()
         found = {"error": one_line(error)}

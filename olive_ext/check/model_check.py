@@ -113,7 +113,7 @@ def _check_runtime(config: EvaluationConfig, files: ModelFiles, section: Section
 def _check_decoder(config: EvaluationConfig, files: ModelFiles, findings: Findings) -> DecoderSpec:
     from olive_ext.engine.runners.ort.adapters import Adapters
     from olive_ext.engine.runners.ort.head import with_head
-    from olive_ext.graph.load import load_graph
+    from olive_ext.graph.onnx_file import load_graph
     from olive_ext.model.decoder_spec import read_spec
 
     graph = load_graph(files.decoder)

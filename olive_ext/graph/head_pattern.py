@@ -1,4 +1,4 @@
-"""Recognises how a graph gets from hidden states to logits, so that rows can be picked before the product.
+"""The pattern by which a graph gets from hidden states to logits, so that rows can be picked before the product.
 
 Only reads the graph. "Rows" are the positions of [B, S]; a node is row-wise when each row of its result depends on
 the same row of its input alone.
@@ -11,22 +11,14 @@ from dataclasses import dataclass
 
 import onnx
 
-from olive_ext.graph.edit import attribute, subgraphs
+from olive_ext.graph.nodes import attribute, subgraphs
 from olive_ext.graph.value_shapes import Shapes
 
 _MICROSOFT = "com.microsoft"
 
 PRODUCTS = frozenset(
-    {
-        ("", "MatMul"),
-        ("", "Gemm"),
-        ("", "MatMulInteger"),
-        ("", "QLinearMatMul"),
-        (_MICROSOFT, "FusedMatMul"),
-        (_MICROSOFT, "MatMulNBits"),
-        (_MICROSOFT, "MatMulBnb4"),
-        (_MICROSOFT, "QGemm"),
-    }
+    {("", name) for name in ("MatMul", "Gemm", "MatMulInteger", "QLinearMatMul")}
+    | {(_MICROSOFT, name) for name in ("FusedMatMul", "MatMulNBits", "MatMulBnb4", "QGemm")}
 )
 """Products of rows (input 0) with a weight. All other inputs must be constant."""
 
@@ -46,14 +38,14 @@ _TWO_D = frozenset({"Gemm", "QGemm"})
 
 @dataclass(frozen=True)
 class Head:
-    """The way from `rows`, the value whose rows can be picked, to the logits."""
+    """The nodes from `rows`, the value whose rows can be picked, to the logits."""
 
     rows: str
     nodes: tuple[onnx.NodeProto, ...]
     """In order of execution; each has one output. Nodes of LAYOUT are to be skipped."""
 
     product: str
-    """Operator that multiplies with the vocabulary's weight."""
+    """The operator that multiplies with the vocabulary's weight."""
 
     is_flat: bool
     """The product takes [B*S, H], not [B, S, H]."""
@@ -63,7 +55,7 @@ class Head:
 
 
 class NotUnderstood(Exception):
-    """Why rows cannot be picked before the product, in words that end a sentence."""
+    """Why rows cannot be picked before the product; its text is the end of a sentence."""
 
 
 def find_head(graph: onnx.GraphProto, logits: str, vocab_size: int | None) -> Head:
@@ -72,7 +64,7 @@ def find_head(graph: onnx.GraphProto, logits: str, vocab_size: int | None) -> He
 
 
 class Walk:
-    """Reads products with weights, and what is constant."""
+    """A graph with the shapes of its values and its constants, and the search for the head in it."""
 
     def __init__(self, graph: onnx.GraphProto, vocab_size: int | None) -> None:
         self._vocab_size = vocab_size
@@ -102,7 +94,7 @@ class Walk:
         return node
 
     def is_product(self, node: onnx.NodeProto) -> bool:
-        """Whether the operator may multiply rows with a weight; `check_product` tells whether it does."""
+        """Whether the operator may multiply rows with a weight; `check_product` verifies that it does."""
         return (domain(node), node.op_type) in PRODUCTS
 
     def _through(self, node: onnx.NodeProto) -> str:
@@ -156,7 +148,7 @@ class Walk:
             raise NotUnderstood(f"{label(node)} adds '{node.input[2]}', which may differ between rows")
 
     def sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
-        """Of the product's weight: elements of a row, and columns, as far as they are known."""
+        """(inner size, columns) of the product's weight, as far as they are known."""
         if node.op_type in ("MatMulNBits", "MatMulBnb4"):
             return attribute(node, "K", None), attribute(node, "N", None)
         dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)]) or (None, None)
@@ -164,7 +156,8 @@ class Walk:
         return (columns, inner) if attribute(node, "transB", 0) else (inner, columns)
 
     def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
-        """Steps over the activation's quantization, which ONNX Runtime fuses with the product."""
+        """The value before the activation's quantization, which ONNX Runtime fuses with the product and whose nodes are
+        added to `nodes`."""
         found: list[onnx.NodeProto] = []
         value = rows
         while (node := self._producers.get(value)) is not None and node.op_type in _QUANTIZE:

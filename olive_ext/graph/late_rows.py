@@ -1,13 +1,13 @@
-"""Lets what follows the last attention run on the scored rows only: finds where rows can be picked, and moves the pick.
+"""The scored rows, picked as early in the graph as possible: nodes behind the last attention run on these rows only.
 
-A walk from the head's rows up, through nodes that treat positions one by one. It ends at values whose node mixes
-positions, or which something else needs whole, as the keys and values that the graph returns:
+The search walks up from the head's rows through nodes that treat positions one by one. It ends at values whose node
+mixes positions, or of which another node needs all rows, as the keys and values that the graph returns:
 
-    residual ----------------------+      picked here
-    last attention                 |      picked here
+    residual ----------------------+      rows are picked here
+    last attention                 |      and here
       product, sum with residual, norm, products of the MLP, sum, norm      on R rows instead of B*S
         head
-Knows no session and no provider.
+Axes: B batch, S positions, R rows that are scored. Knows no session and no provider.
 """
 
 from __future__ import annotations
@@ -17,10 +17,33 @@ from dataclasses import dataclass
 
 import onnx
 
-from olive_ext.graph.edit import NodeWriter, reads
-from olive_ext.graph.gather_rows import RowPicker
 from olive_ext.graph.head_pattern import Head, NotUnderstood, Walk, label
-from olive_ext.graph.row_wise import RowWise
+from olive_ext.graph.nodes import NodeWriter, reads
+from olive_ext.graph.row_wise_operators import RowWise
+
+
+class RowPicker:
+    """Adds the input `score_rows`[R], int64, indices into the flattened B*S.
+
+    With `has_rows` R is never 0. Without it row 0 is picked where R = 0, because reductions over no rows return the
+    wrong shape on CPU, and fail elsewhere.
+    """
+
+    def __init__(self, writer: NodeWriter, *, has_rows: bool) -> None:
+        self._writer = writer
+        self._rows = writer.input("score_rows", onnx.TensorProto.INT64, ["R"])
+        if has_rows:
+            return
+        padded = writer.add("Concat", [self._rows, writer.integers([0])], axis=0)
+        candidates = writer.add("Concat", [writer.add("Shape", [self._rows]), writer.integers([1])], axis=0)
+        count = writer.reduce("ReduceMax", candidates, keepdims=1)
+        self._rows = writer.add("Slice", [padded, writer.integers([0]), count])
+
+    def pick(self, value: str, size: int | None, *, is_flat: bool) -> str:
+        """The rows of `value` [.., size]: [R, size] where flat, else [1, R, size], for operators to keep their rank."""
+        lead = [-1] if is_flat else [1, -1]
+        merged = self._writer.add("Reshape", [value, self._writer.shape(lead, value, size)])
+        return self._writer.add("Gather", [merged, self._rows], axis=len(lead) - 1)
 
 
 @dataclass(frozen=True)
@@ -34,30 +57,32 @@ class Picked:
 
 @dataclass(frozen=True)
 class LateRows:
-    """What can run on the scored rows, in order of execution."""
+    """The part of the graph that can run on the scored rows only."""
 
     nodes: tuple[onnx.NodeProto, ...]
+    """In order of execution."""
+
     values: tuple[Picked, ...]
-    """Where the rows are picked."""
+    """The values at which the rows are picked."""
 
     shapes: Mapping[str, Picked]
-    """What a Reshape among the nodes makes."""
+    """The output of each Reshape among the nodes, by name."""
 
     products: tuple[tuple[int, int], ...]
     """(inner size, columns) of the products with weights; 0 where a size is not known."""
 
-    behind: tuple[str, ...]
+    last_mixing: tuple[str, ...]
     """Operators whose results are picked because they mix positions: attentions, or others where there is none."""
 
 
 def find_late_rows(graph: onnx.GraphProto, head: Head, logits: str) -> LateRows:
-    """How far up from `head.rows` rows can be picked. Raises NotUnderstood where no product with a weight is gained,
-    with the reason nearest to the head."""
+    """Finds how far up from `head.rows` rows can be picked. Raises NotUnderstood, with the reason nearest to the head,
+    where no product with a weight is gained."""
     return _Search(graph, head, logits).run()
 
 
 def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str, str]:
-    """Writes the nodes once more, over picked rows; answers with what each value is called there."""
+    """Adds the nodes of `late` once more, over picked rows; returns the new name of each value."""
     renames = {value.name: picker.pick(value.name, value.width, is_flat=value.is_flat) for value in late.values}
     for node in late.nodes:
         if (made := late.shapes.get(node.output[0])) is not None:
@@ -76,7 +101,7 @@ class _Search:
         self._rows = head.rows
         self._row_wise = RowWise(self._walk, head.rows)
         self._whole = {output.name for output in graph.output if output.name != logits}
-        """Values that are needed for all positions."""
+        """Values of which all positions are needed."""
 
         self._picked = {head.rows}
         self._reasons: list[str] = []
@@ -91,15 +116,12 @@ class _Search:
             raise NotUnderstood(self._reasons[0] if self._reasons else f"'{self._rows}' is an input")
         values = [self._value(name) for name in sorted(self._picked - made)]
         shapes = {node.output[0]: self._value(node.output[0]) for node in moved if node.op_type == "Reshape"}
-        return LateRows(tuple(moved), tuple(values), shapes, tuple(products), self._behind())
-
-    def _behind(self) -> tuple[str, ...]:
-        """The attention, and what stands for it where there is none."""
         attentions = [name for name in self._mixing if "Attention" in name]
-        return tuple(dict.fromkeys(attentions or self._mixing))
+        last_mixing = tuple(dict.fromkeys(attentions or self._mixing))
+        return LateRows(tuple(moved), tuple(values), shapes, tuple(products), last_mixing)
 
     def _moves(self, node: onnx.NodeProto) -> bool:
-        """Whether the node is computed on the scored rows; all that read its results have been asked."""
+        """Whether the node is computed on the scored rows; to be called after all nodes that read its results."""
         wanted = [name for name in node.output if name in self._picked]
         is_whole = not self._whole.isdisjoint(node.output)
         if wanted and not is_whole:

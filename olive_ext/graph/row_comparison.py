@@ -1,4 +1,4 @@
-"""Graphs that compare two distributions over the vocabulary on the device: logits in, a few numbers a row out.
+"""Graphs that compare two distributions over the vocabulary on the device: from rows of logits to a few numbers a row.
 
 `divergence_graph` compares two rows of logits exactly. `record_graph` makes a short record of a row, and
 `recorded_graph` compares a row with such a record. Models of their own, without weights; know no decoder.
@@ -9,14 +9,11 @@ Axes: R rows, V vocabulary, K most probable tokens, D drawn tokens, N = K + D to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import helper
 
-from olive_ext.graph.edit import NodeWriter
-from olive_ext.graph.vocabulary_sums import sum_of_rows
+from olive_ext.graph.nodes import NodeWriter, model_of
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
@@ -34,13 +31,9 @@ def divergence_graph(vocab_size: int) -> bytes:
 
         kl = sum of p (log p - log q) = sum of e (a - b) / sum of e - log(sum of e) + log(sum of exp b)
 
-    where a and b are the logits below their largest and e = exp a. Equal logits give exactly 0.
+    where a and b are the logits less their largest and e = exp a. Equal logits give exactly 0.
     """
-    writer, graph = _begin("divergence")
-    for name in ("reference_logits", "logits"):
-        writer.input(name, _FLOAT, ["R", vocab_size])
-    for name in ("reference_ids", "ids"):
-        writer.input(name, _INT64, ["R", 1])
+    writer, graph = _begin("divergence", reference_logits=vocab_size, logits=vocab_size, reference_ids=1, ids=1)
     reference = _Softmax.of(writer, "reference_logits", "reference_ids", vocab_size)
     candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
     # A token of probability 0 adds nothing, even where the candidate's logit is -inf and the product is not a number.
@@ -48,7 +41,7 @@ def divergence_graph(vocab_size: int) -> bytes:
     is_possible = writer.add("Greater", [reference.terms, writer.number(0.0)])
     product = writer.add("Mul", [reference.terms, difference])
     terms = writer.add("Where", [is_possible, product, writer.number(0.0)])
-    mean = writer.add("Div", [sum_of_rows(writer, terms, vocab_size), reference.sum])
+    mean = writer.add("Div", [writer.sum_columns(terms, vocab_size), reference.sum])
     constant = writer.add("Sub", [candidate.log_sum, reference.log_sum])
     # Not below 0, where rounding leads for all but equal distributions.
     _flat(writer, writer.add("Max", [writer.add("Add", [mean, constant]), writer.number(0.0)]), "kl")
@@ -62,13 +55,11 @@ def record_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     proportion to their probability, with replacement.
 
     Inputs: `logits` float32[R, V], `uniforms` float32[R, D] in [0, 1). Outputs: `ids` int64[R, N] and `logprobs`
-    float32[R, N], the top ones first, falling; `tail` float32[R], the probability of all but the top ones.
-    Where `uniforms` are spread over D equal parts of [0, 1), the
-    draws are stratified over the vocabulary's order, which never makes the estimate's variance larger.
+    float32[R, N], the top tokens first, falling; `tail` float32[R], the tail's probability. Where `uniforms` are spread
+    over D equal parts of [0, 1), the draws are stratified over the vocabulary's order, which never makes the estimate's
+    variance larger.
     """
-    writer, graph = _begin("record")
-    writer.input("logits", _FLOAT, ["R", vocab_size])
-    writer.input("uniforms", _FLOAT, ["R", drawn])
+    writer, graph = _begin("record", logits=vocab_size, uniforms=drawn)
     largest_RK, top_RK = writer.add_many("TopK", ["logits", writer.integers([top])], 2, axis=-1)
     first = writer.integers([0])
     row = _Softmax.of(
@@ -93,20 +84,16 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     unbiased; `kl_variance` of that estimate, over what might have been drawn; `kl_lower`, at most the true value (the
     tail taken as one token); `top_logprobs`, the candidate's of the reference's most probable token.
 
-    With x = log p - log q and P and Q the tail's probability under both, exact sums over the top ones and
+    With x = log p - log q and P and Q the tail's probability under both, `kl` is the exact sum over the top tokens and
 
         tail = P mean of (x + w (r - 1))      r = (q / Q) / (p / P)      w = s / (exp(s) - 1)
 
-    over the drawn. The mean of r is 1, so that what it is weighted with changes the variance only; w is the best weight
+    over the drawn tokens. The mean of r is 1, so that its weight changes the variance only; w is the best weight
     where x is normal with variance s, which is taken from the top tokens. (Control variates: Owen, Monte Carlo theory,
     8.9; with w = 1 and P = Q it is Schulman's estimator k3, "Approximating KL divergence", 2020.)
     """
-    writer, graph = _begin("recorded")
-    writer.input("logits", _FLOAT, ["R", vocab_size])
-    writer.input("ids", _INT64, ["R", 1])
-    writer.input("record_ids", _INT64, ["R", top + drawn])
-    writer.input("record_logprobs", _FLOAT, ["R", top + drawn])
-    writer.input("tail", _FLOAT, ["R", 1])
+    width = top + drawn
+    writer, graph = _begin("recorded", logits=vocab_size, ids=1, record_ids=width, record_logprobs=width, tail=1)
     logq_RN = _Softmax.of(writer, "logits", "ids", vocab_size).logprobs(writer, "record_ids")
     x_top, x_drawn = _split(writer, writer.add("Sub", ["record_logprobs", logq_RN]), top)
     p_top = writer.add("Exp", [_split(writer, "record_logprobs", top)[0]])
@@ -133,7 +120,7 @@ def _log_tail_ratio(writer: NodeWriter, p_top: str, logq_top: str) -> str:
 
 
 def _drawn_moments(writer: NodeWriter, x_drawn: str, log_ratio: str, weight: str) -> tuple[str, str]:
-    """Mean over the drawn of x + w (r - 1), and the sum of squared deviations from it; [R, 1] each."""
+    """Mean of x + w (r - 1) over the drawn tokens, and the sum of squared deviations from it; [R, 1] each."""
     ratio = writer.add("Exp", [writer.add("Sub", [log_ratio, x_drawn])])
     excess = writer.add("Mul", [weight, writer.add("Sub", [ratio, writer.number(1.0)])])
     sample = writer.add("Add", [x_drawn, excess])
@@ -144,7 +131,7 @@ def _drawn_moments(writer: NodeWriter, x_drawn: str, log_ratio: str, weight: str
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Names of a row's parts: logits below the largest, their exponentials [R, V], the sum of these and its logarithm
+    """Names of a row's parts: logits less the largest, their exponentials [R, V], the sum of these and its logarithm
     [R, 1]."""
 
     below: str
@@ -157,11 +144,11 @@ class _Softmax:
         largest = writer.add("GatherElements", [logits_RV, ids_R1], axis=1)
         below = writer.add("Sub", [logits_RV, largest])
         terms = writer.add("Exp", [below])
-        total = sum_of_rows(writer, terms, vocab_size)
+        total = writer.sum_columns(terms, vocab_size)
         return cls(below, terms, total, writer.add("Log", [total]))
 
     def logprobs(self, writer: NodeWriter, ids_RN: str) -> str:
-        """Of the tokens `ids_RN`."""
+        """Log-probabilities of the tokens `ids_RN`."""
         return writer.add("Sub", [writer.add("GatherElements", [self.below, ids_RN], axis=1), self.log_sum])
 
 
@@ -214,7 +201,7 @@ def _control_weight(writer: NodeWriter, p_top: str, x_top: str, exact: str) -> s
 
 
 def _split(writer: NodeWriter, values_RN: str, top: int) -> tuple[str, str]:
-    """[R, K] and [R, D]."""
+    """`values_RN` as [R, K] and [R, D]."""
     cut, end, axis = writer.integers([top]), writer.integers([2**31]), writer.integers([1])
     head = writer.add("Slice", [values_RN, writer.integers([0]), cut, axis])
     return head, writer.add("Slice", [values_RN, cut, end, axis])
@@ -225,7 +212,7 @@ def _sum(writer: NodeWriter, values: str) -> str:
 
 
 def _last(writer: NodeWriter, values: str) -> str:
-    """The last along the last axis, which stays."""
+    """The last element along the last axis, which is kept."""
     return writer.add("Slice", [values, writer.integers([-1]), writer.integers([2**31]), writer.integers([-1])])
 
 
@@ -234,15 +221,18 @@ def _unsqueeze(writer: NodeWriter, value: str, axis: int) -> str:
 
 
 def _flat(writer: NodeWriter, value_R1: str, name: str) -> None:
-    """[R, 1] as the output `name` [R]."""
+    """Adds the output `name` [R], from `value_R1`."""
     writer.add("Reshape", [value_R1, writer.integers([-1])], writer.output(name, _FLOAT, ["R"]))
 
 
-def _begin(name: str) -> tuple[NodeWriter, onnx.GraphProto]:
+def _begin(name: str, **widths: int) -> tuple[NodeWriter, onnx.GraphProto]:
+    """A graph with inputs [R, width] by name: int64 where the name ends in "ids", else float32."""
     graph = onnx.GraphProto(name=name)
-    return NodeWriter(graph, _OPSET, name), graph
+    writer = NodeWriter(graph, _OPSET, name)
+    for value, width in widths.items():
+        writer.input(value, _INT64 if value.endswith("ids") else _FLOAT, ["R", width])
+    return writer, graph
 
 
 def _finish(graph: onnx.GraphProto) -> bytes:
-    opsets: Sequence[onnx.OperatorSetIdProto] = [helper.make_opsetid("", _OPSET)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return bytes(model_of(graph, _OPSET).SerializeToString())

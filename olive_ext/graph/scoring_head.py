@@ -1,4 +1,4 @@
-"""Puts the scoring head into a decoder: rows in, log-probabilities and greedy tokens out, no logits.
+"""The scoring head: replaces a decoder's logits by the log-probabilities and greedy tokens of some rows.
 
 Pure functions from model to model; weights stay where they are. Knows no session and no provider.
 
@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import onnx
-from onnx import helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.edit import NodeWriter, default_opset, remove_dead
-from olive_ext.graph.gather_rows import RowPicker, shape_with
 from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, find_head
-from olive_ext.graph.late_rows import LateRows, find_late_rows, move_rows
-from olive_ext.graph.vocabulary_sums import sum_of_rows
+from olive_ext.graph.late_rows import LateRows, RowPicker, find_late_rows, move_rows
+from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, remove_dead
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
@@ -36,14 +33,23 @@ class TokenForm:
 
 
 @dataclass(frozen=True)
+class _Outputs:
+    """Which outputs the head has besides its own, and whether its R may be 0; see `add_scoring_head`."""
+
+    exposes_rows: bool
+    has_rows: bool
+    tokens: TokenForm | None
+
+
+@dataclass(frozen=True)
 class ScoringGraph:
     """A decoder whose logits output is replaced.
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
     (indices into R), `target_ids`[T]. Outputs: `target_logprobs` float32[T], `greedy_ids` int64[R], `sample_logits`
-    float32[K, V]. R, T and K may be 0. Where asked for, also `next_ids`, the greedy tokens as the decoder takes one
-    token of each row ([R, 1] or [R]), and `score_logits` float32[R, V], both for use on the device; where R is 0 they
-    have one row, which means nothing.
+    float32[K, V]. R, T and K may be 0. On request also `next_ids`, the greedy tokens as the decoder takes one token of
+    each row ([R, 1] or [R]), and `score_logits` float32[R, V], both for use on the device; where R is 0 they have one
+    row of no meaning.
     """
 
     model: onnx.ModelProto
@@ -51,10 +57,10 @@ class ScoringGraph:
     """Rows are picked from hidden states, before the product with the vocabulary or further up, or from the logits."""
 
     reason: str
-    """One sentence for `olive-ext check`: what was recognised, or why not."""
+    """One sentence for `olive-ext check`: which pattern was recognised, or why none was."""
 
     vocab_size: int | None
-    """None where neither the logits nor the weight state it."""
+    """None where neither the logits' shape nor the weight's is known."""
 
     late_products: tuple[tuple[int, int], ...] = ()
     """(inner size, columns) of the products besides the head's that run on the scored rows only; 0 where not known."""
@@ -69,12 +75,12 @@ def add_scoring_head(
     tokens: TokenForm | None = None,
     keeps_layers: str = "",
 ) -> ScoringGraph:
-    """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; the rest works as before.
+    """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
     Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
-    With `exposes_rows` it has the output `score_logits`. With `has_rows` R is never 0, and no node has to look at it.
-    With `tokens` it has the output `next_ids` in that form.
+    `exposes_rows` adds the output `score_logits`. `has_rows` promises that R is never 0, so that no node needs to
+    check. `tokens` adds the output `next_ids` in that form.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -96,11 +102,11 @@ def add_scoring_head(
     else:
         vocab_size = head.vocab_size
         late = _late_rows(graph, head, logits_name, keeps_layers)
-        reason = _say(head, late)
+        reason = _describe(head, late)
         products = () if isinstance(late, str) else late.products
-        value = _head_of_rows(writer, picker, head, None if isinstance(late, str) else late)
+        value = _head_of_rows(writer, picker, head, late)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows, tokens)
+    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows, tokens))
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size, products)
 
@@ -119,8 +125,8 @@ def scoring_graph(
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
     value = RowPicker(writer, has_rows=False).pick("logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, exposes_rows, has_rows=False, tokens=tokens)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows=False, tokens=tokens))
+    return model_of(graph, 21)
 
 
 def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
@@ -139,29 +145,21 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(
-    writer: NodeWriter,
-    value: str,
-    elem_type: int,
-    vocab_size: int | None,
-    exposes_rows: bool,
-    has_rows: bool,
-    tokens: TokenForm | None,
-) -> None:
-    """From `value`, logits [.., R, V] of `elem_type`, to the outputs."""
+def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: _Outputs) -> None:
+    """Adds the nodes from `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])
     if elem_type != _FLOAT:
         value = writer.add("Cast", [value], to=_FLOAT)
-    flat = [value, shape_with(writer, [-1], value, vocab_size)]
-    logits_RV = writer.add("Reshape", flat, "score_logits" if exposes_rows else "")
+    flat = [value, writer.shape([-1], value, vocab_size)]
+    logits_RV = writer.add("Reshape", flat, "score_logits" if outputs.exposes_rows else "")
     target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
-    if has_rows:
+    if outputs.has_rows:
         greedy_R = writer.add("ArgMax", [logits_RV], greedy_ids, axis=-1, keepdims=0)
         greedy_R1 = _column(writer, greedy_R)
     else:
-        is_ready = tokens == TokenForm(_INT64, 2)
+        is_ready = outputs.tokens == TokenForm(_INT64, 2)
         greedy_R1 = writer.add("ArgMax", [logits_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
         greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
         writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
@@ -170,17 +168,17 @@ def _score(
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
     writer.add("Sub", [logit_T, normalizer_T], target_logprobs)
-    if tokens is not None:
-        _next_ids(writer, greedy_R1, tokens)
+    if outputs.tokens is not None:
+        _next_ids(writer, greedy_R1, outputs.tokens)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
-    if exposes_rows:
+    if outputs.exposes_rows:
         writer.output("score_logits", _FLOAT, ["max(R, 1)", width])
 
 
 def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
-    """The output of that form. Where ArgMax gives it no node is added, since a device may have none for int64."""
+    """Adds the output `next_ids`. Where ArgMax has written it no node is added: a device may have no Cast of int64."""
     shape: list[int | str] = ["max(R, 1)", 1]
     writer.output(NEXT_IDS, tokens.elem_type, shape[: tokens.rank])
     if greedy_R1 != NEXT_IDS:
@@ -202,12 +200,12 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     """
     largest_R1 = writer.add("GatherElements", [logits_RV, greedy_R1], axis=1)
     terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
-    logarithm_R1 = writer.add("Log", [sum_of_rows(writer, terms, vocab_size)])
+    logarithm_R1 = writer.add("Log", [writer.sum_columns(terms, vocab_size)])
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
 def _late_rows(graph: onnx.GraphProto, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
-    """What else can run on the scored rows, or why nothing can."""
+    """The nodes before the head that can run on the scored rows, or the reason why none can."""
     if keeps_layers:
         return keeps_layers
     try:
@@ -216,19 +214,19 @@ def _late_rows(graph: onnx.GraphProto, head: Head, logits_name: str, keeps_layer
         return str(error)
 
 
-def _say(head: Head, late: LateRows | str) -> str:
+def _describe(head: Head, late: LateRows | str) -> str:
     if isinstance(late, str):
         return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
-    where = f"behind the last {' and '.join(late.behind) or 'operator that mixes positions'}"
+    where = f"behind the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
     number = len(late.products)
     products = "product runs" if number == 1 else "products run"
     return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
 
 
-def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: Head, late: LateRows | None) -> str:
-    """The head's nodes once more, over the picked rows, behind those of `late`. Without the head's reshapes: the last
-    one is added when scoring."""
-    if late is None:
+def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: Head, late: LateRows | str) -> str:
+    """Adds the head's nodes once more, over the picked rows, behind those of `late`; returns the logits' name. The
+    head's reshapes are left out: `_score` adds the last one."""
+    if isinstance(late, str):
         renames = {head.rows: picker.pick(head.rows, head.hidden_size, is_flat=head.is_flat)}
     else:
         renames = move_rows(writer, picker, late)
@@ -266,5 +264,4 @@ def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
         node = producers.get(node.input[0])
     if node is None or node.op_type != "Gather":
         return False
-    axis = next((entry.i for entry in node.attribute if entry.name == "axis"), 0)
-    return axis in (1, -2)
+    return attribute(node, "axis", 0) in (1, -2)

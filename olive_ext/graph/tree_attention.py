@@ -1,8 +1,8 @@
-"""Lets one step continue a shared prefix in several ways: every attention is told which cells each token sees.
+"""Tree attention: a bias masks cells of the KV cache, so that one row of a step continues a shared prefix in many ways.
 
 GroupQueryAttention takes several tokens behind a past in one row only, and there each token sees all cells before its
-own. With a bias that hides cells, and positions that are given instead of counted, the tokens of that row may be
-branches of a tree:
+own. With a bias that hides cells, and positions that are an input instead of counted, the tokens of that row may form a
+tree:
 
 cells     0 1 2 3 4 | 5 6 7 | 8 9        a prefix, then "x y z" and "u v", both behind the prefix
 positions 0 1 2 3 4 | 5 6 7 | 5 6        "u" does not see cells 5 to 7
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.graph.edit import all_names, attribute
+from olive_ext.graph.nodes import all_names, attribute
 
 POSITIONS = "olive_ext/branch_positions"
 BIAS = "olive_ext/branch_bias"
@@ -35,7 +35,7 @@ _BIAS_TYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.
 
 @dataclass(frozen=True)
 class BiasInput:
-    """An input [1 or B, 1, S, T] that is added to the attention's scores; all its layers see the same cells."""
+    """An input [1 or B, 1, S, T] that is added to the attention's scores, in all layers that see the same cells."""
 
     name: str
     elem_type: int
@@ -53,7 +53,7 @@ class TreeAttentionGraph:
 
 
 class NoTreeAttentionError(Exception):
-    """Why a graph cannot be told which cells a token sees."""
+    """Why a bias cannot mask the cells of this graph's caches."""
 
 
 def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool) -> TreeAttentionGraph:
@@ -84,17 +84,17 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
             node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
             for place in _ROTARY_AT:
                 node.input[place] = tables.doubled(node.input[place])
-    asks = any(POSITIONS in node.input for node in nodes)
-    if asks:
+    reads_positions = any(POSITIONS in node.input for node in nodes)
+    if reads_positions:
         edited.graph.input.append(helper.make_tensor_value_info(POSITIONS, onnx.TensorProto.INT64, ["B", "S"]))
     for bias in biases.values():
         shape = [f"{bias.name}_{axis}" for axis in "B1ST"]
         edited.graph.input.append(helper.make_tensor_value_info(bias.name, bias.elem_type, shape))
-    return TreeAttentionGraph(edited, POSITIONS if asks else None, tuple(biases.values()))
+    return TreeAttentionGraph(edited, POSITIONS if reads_positions else None, tuple(biases.values()))
 
 
 class _Tables:
-    """Rotary tables, doubled: GroupQueryAttention wants a row for each cell, though no position is that large."""
+    """Rotary tables, doubled: GroupQueryAttention demands a row for each cell, though no position is that large."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._graph = model.graph
@@ -140,8 +140,7 @@ def _check(node: onnx.NodeProto, elem_type: int) -> None:
 def _take_window(node: onnx.NodeProto) -> int | None:
     """The node's window, which is removed from it."""
     window: int = attribute(node, _WINDOW, -1)
-    for index, entry in enumerate(node.attribute):
-        if entry.name == _WINDOW:
-            del node.attribute[index]
-            break
+    names = [entry.name for entry in node.attribute]
+    if _WINDOW in names:
+        del node.attribute[names.index(_WINDOW)]
     return window if window > 0 else None

@@ -100,7 +100,7 @@ class KvTensor:
 
     window: int | None = None
     """T in the file where it drops older positions (sliding_window_cache=1). The engine keeps all, see
-    `graph.full_length`."""
+    `graph.attention_rewrites`."""
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
         if self.position_axis == 1:

@@ -24,8 +24,8 @@ from olive_ext.run.reference.modes import comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
-    from olive_ext.backends.tasks import LoadedTasks, Seeds
+    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
@@ -35,7 +35,7 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
     nothing is written unless all is done.
     """
-    from olive_ext.backends.tasks import Seeds, load_tasks
+    from olive_ext.backends.task_loading import Seeds, load_tasks
 
     log_folder = _log_folder(config)
     names = asked_tasks(config)
@@ -85,7 +85,7 @@ def _open(config: EvaluationConfig, tasks: LoadedTasks | None, comparer: Compare
 def _run(
     config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, progress: bool
 ) -> dict[str, Any]:
-    from olive_ext.backends.harness import run_tasks
+    from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
@@ -97,7 +97,7 @@ def _run(
 def _report(
     config: EvaluationConfig, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
 ) -> Report:
-    from olive_ext.backends.versions import versions
+    from olive_ext.backends.package_versions import versions
 
     execution = dict(execution_of(lm)) if lm is not None else {}
     providers = execution.pop("providers", ())

@@ -40,8 +40,8 @@ def _name(bound: Bound) -> Name:
 
 def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
     """Every task that will be run and its metrics, as `check_names` takes them."""
-    from olive_ext.backends.declared_metrics import declared_metrics, loaded_metrics
-    from olive_ext.backends.tasks import load_tasks
+    from olive_ext.backends.task_loading import load_tasks
+    from olive_ext.backends.task_metrics import declared_metrics, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
     found = declared_metrics(asked, settings.include_path)

@@ -11,7 +11,7 @@ from olive_ext.errors import ModelError
 from olive_ext.model import locate, model_kind, size_on_disk
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
+    from olive_ext.backends.lm_eval_run import LM
 
 Kind = Literal["onnx", "hf"]
 
@@ -51,7 +51,7 @@ def open_compared(config: EvaluationConfig, progress: bool = False, **arguments:
 
 def context_length(config: EvaluationConfig) -> int | None:
     """The longest context of an ONNX model, from its files; None where these do not tell."""
-    from olive_ext.graph.load import load_graph
+    from olive_ext.graph.onnx_file import load_graph
     from olive_ext.model.decoder_spec import read_spec
 
     files = locate(config.model.path, config.model.onnx_file_name, config.tokenizer)

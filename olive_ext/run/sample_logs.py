@@ -64,7 +64,7 @@ def write_samples(
     A document has a line for each of the task's filters, in lm-eval's own sample format; where `fields` has something
     to add, it stands under the key `OWN`. Raises `RunError` where the disk refuses.
     """
-    from olive_ext.backends.harness import sample_line
+    from olive_ext.backends.lm_eval_run import sample_line
 
     written = []
     try:

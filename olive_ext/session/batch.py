@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.text.convert import Converted
+from olive_ext.text.conversion import Converted
 
 Output = TypeVar("Output")
 

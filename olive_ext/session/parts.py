@@ -23,8 +23,8 @@ from olive_ext.model.content import hf_content_hash
 from olive_ext.model.types import ModelFiles, SourceKind
 from olive_ext.session.session import Session, TokenEngine
 from olive_ext.session.settings import Settings
-from olive_ext.text.source import Encoding, read_start
-from olive_ext.text.stopping import read_stop_ids
+from olive_ext.text.conversion import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -17,7 +17,7 @@ from olive_ext.records import Form, Records
 from olive_ext.session.parts import Parts, open_parts
 from olive_ext.session.session import Session
 from olive_ext.session.settings import RecordSettings, Settings
-from olive_ext.text.same import refuse_other_tokenizer, tokenizer_traits
+from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 """Facts of an execution that change a model's numbers."""

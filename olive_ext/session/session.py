@@ -20,7 +20,7 @@ from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.records import Records
 from olive_ext.session.batch import Batch
 from olive_ext.session.turns import Turns
-from olive_ext.text.convert import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -31,7 +31,6 @@ from olive_ext.text.requests import (
     ScoringRequest,
     Text,
 )
-from olive_ext.text.source import Encoding
 from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,8 @@
-"""Strings to requests and back: tokenizer, chat templates, stop strings, windows, truncation. Knows no engine run."""
+"""Strings to token requests and back: tokenizer, chat templates, stop strings, windows, truncation.
+
+The session converts every request here; its requests, its outputs and `Tokenizer` may be imported from this package by
+any floor above. Of the engine it imports data types only; knows no engine run, no model file and no lm-eval.
+"""
 
 from olive_ext.text.requests import (
     GenerationOutput,

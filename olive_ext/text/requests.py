@@ -1,6 +1,7 @@
-"""What a user of the session asks and gets: text or token ids in, texts and log-probabilities out.
+"""Requests to a session and its outputs: text or token ids in, texts and log-probabilities out.
 
-Checked on construction; a wrong value is a `ConfigError`. Token ids are never tokenised again.
+Requests are checked on construction; a wrong value is a `ConfigError`. Token ids are never tokenised again. Knows no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import Compared
-from olive_ext.text.source import Asked
 
 Text: TypeAlias = str | Sequence[int]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+SourceInput: TypeAlias = str | Sequence[int] | npt.NDArray[Any]
+"""A text or token ids for an encoder of text; an array of features without a batch axis for one of sound."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,12 @@ class GenerationRequest:
     prompt: Prompt = ""
     """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token.
 
-    Of an encoder-decoder it is what the decoder has said already: text behind its first tokens, or all as ids.
+    For an encoder-decoder it is the beginning of the decoder's answer: text behind the first tokens, or all as ids.
     """
 
     max_new_tokens: int = 256
     stop: str | Sequence[str] = ()
-    """Texts before which the answer is cut, wherever they begin or end inside tokens."""
+    """Texts before which the answer is cut; they may begin or end inside tokens."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -46,7 +49,7 @@ class GenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """For chat messages: variables of the template, e.g. {"enable_thinking": False}."""
 
-    source: Asked | None = None
+    source: SourceInput | None = None
     """For the encoder of an encoder-decoder: text, token ids, or an array of features (Whisper: [80, 3000])."""
 
     def __post_init__(self) -> None:
@@ -64,12 +67,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """How likely `target` is behind `context`. An empty context stands for the prefix token (BOS, else EOS); of an
+    """Scores `target` behind `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
     encoder-decoder for the decoder's first tokens."""
 
     context: Text
     target: Text
-    source: Asked | None = None
+    source: SourceInput | None = None
     """As in `GenerationRequest`."""
 
     def __post_init__(self) -> None:
@@ -82,7 +85,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True)
 class RollingRequest:
-    """How likely a whole text is. `prefix` is the token in front of it, which is not scored.
+    """Scores a whole text. `prefix` is the token in front of it, which is not scored.
 
     None takes the tokenizer's prefix token. Token ids are scored exactly as given.
     """
@@ -98,7 +101,7 @@ class RollingRequest:
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """`text` without special tokens, cut before the first stop; `tokens` as generated, the stop's among them."""
+    """`text` without special tokens, cut before the first stop; `tokens` as generated, those of the stop included."""
 
     text: str
     tokens: tuple[int, ...]
@@ -155,7 +158,7 @@ def _text(name: str, value: Any) -> Text:
     return value if isinstance(value, str) else _ids(name, value)
 
 
-def _source(value: Any) -> Asked | None:
+def _source(value: Any) -> SourceInput | None:
     if value is None or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
         return value
     return _text("source", value)

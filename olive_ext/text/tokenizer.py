@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_toke
     try:
         hf = load(where)
     except Exception as error:
-        raise ModelError(f"no tokenizer can be loaded from '{where}': {_first_line(error)}") from error
+        raise ModelError(f"no tokenizer can be loaded from '{where}': {first_line(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 
@@ -34,7 +34,7 @@ class Tokenizer:
     """A Hugging Face tokenizer `hf`, loaded from `where`.
 
     `add_bos_token` overrides whether special tokens, BOS at least, are added by default (HFLM's argument of that name).
-    `prefix_token_id` overrides what stands in for an empty context.
+    `prefix_token_id` overrides the token that stands for an empty context.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Tokenizer:
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands in for an empty context: the custom id, else BOS, else EOS; `TaskError` where there is none."""
+        """The token that stands for an empty context: the custom id, else BOS, else EOS; `TaskError` without any."""
         for candidate in (self._prefix_token_id, self.bos_token_id, self.eos_token_id):
             if candidate is not None:
                 return candidate
@@ -79,7 +79,7 @@ class Tokenizer:
         text (HFLM.tok_encode). With `add_bos_token` BOS then comes from here where the tokenizer does not add it.
         """
         adds, forces_bos = self._specials(text, add_special_tokens)
-        # Not verbose: a text longer than the tokenizer's model_max_length is lawful here, it is cut or windowed later.
+        # Not verbose: a text longer than the tokenizer's model_max_length is valid here, it is cut or windowed later.
         return self._with_bos(list(self.hf.encode(text, add_special_tokens=adds, verbose=False)), forces_bos)
 
     def encode_many(self, texts: Collection[str]) -> dict[str, list[int]]:
@@ -94,9 +94,9 @@ class Tokenizer:
         return found
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
-        """What the tokenizer makes of each text. Where its class leaves the encoding to the library of fast tokenizers,
-        all but the first go there without a detour: nobody reads the offsets and masks that it would bring along. The
-        first makes it set the library to neither cut nor pad."""
+        """Token ids of each text. Where the tokenizer's class leaves the encoding to the library of fast tokenizers,
+        all texts but the first are passed to the library directly, because the offsets and masks that the class would
+        add are not used. Encoding the first makes the class set the library to neither cut nor pad."""
         direct = len(texts) - 1 if _is_fast(self.hf) else 0
         first = texts[: len(texts) - direct]
         yield from self.hf(first, add_special_tokens=adds, return_attention_mask=False, verbose=False)["input_ids"]
@@ -117,8 +117,8 @@ class Tokenizer:
         return [bos_id, *ids] if forces_bos and bos_id is not None and ids[:1] != [bos_id] else ids
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of what an encoder-decoder's decoder writes, without special tokens: some tokenizers (Marian's)
-        have a vocabulary of their own for it."""
+        """Token ids of a text for an encoder-decoder's decoder, without special tokens: some tokenizers (Marian's) have
+        a vocabulary of their own for it."""
         return list(self.hf(text_target=text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -131,7 +131,7 @@ class Tokenizer:
         if token is None:
             return ""
         text = str(self.hf.convert_tokens_to_string([token]))
-        # SentencePiece's decoders take the first token's space for the one they put before every text.
+        # SentencePiece's decoders drop the first token's space: they take it for the one they put before every text.
         return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
 
     def encode_pair(self, context: str, target: str) -> tuple[list[int], list[int]]:
@@ -202,20 +202,16 @@ class Tokenizer:
                 raise ConfigError(f"the chat template refuses the messages: {error}") from error
             logger.warning("The chat template refuses the messages (%s); rendering them without the system role", error)
         except ValueError as error:
-            raise ConfigError(f"the chat template cannot render the messages: {_first_line(error)}") from error
+            raise ConfigError(f"the chat template cannot render the messages: {first_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
 
 
 def _is_fast(hf: Any) -> bool:
-    """Whether encoding a text is what transformers' class for fast tokenizers does, overridden by nobody."""
+    """Whether texts are encoded by transformers' class for fast tokenizers, without overrides in a subclass."""
     from transformers import PreTrainedTokenizerFast as Fast
 
     methods = ("__call__", "_encode_plus", "_batch_encode_plus")
     return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _optional_int(value: Any) -> int | None:

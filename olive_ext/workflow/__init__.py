@@ -1,12 +1,14 @@
-"""Olive's door. Importing this package makes Olive know the evaluator `OrtLMEvaluator` and the pass `OrtLMEvaluation`.
+"""Olive's door: importing this package registers the evaluator `OrtLMEvaluator` and the pass `OrtLMEvaluation`.
 
-Nothing else of Olive is imported anywhere in `olive_ext`; importing Olive takes seconds.
+Here lives everything that imports Olive: both types, hooks in Olive's engine, the conversion of its model handlers, and
+`olive-ext run`. Only the names below may be imported from it, and `olive_backends` by `bench`; importing Olive takes
+seconds. Knows no graph, no session and no kernel: every evaluation goes through `run.evaluate`.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator
+from olive_ext.workflow.olive_run import cli_run
 from olive_ext.workflow.passes import OrtLMEvaluation
 from olive_ext.workflow.registration import register
-from olive_ext.workflow.run_command import cli_run
 
 __all__ = ["OrtLMEvaluation", "OrtLMEvaluator", "cli_run", "register"]
 

@@ -1,17 +1,81 @@
-"""The evaluator type `OrtLMEvaluator`."""
+"""The evaluator type `OrtLMEvaluator`, and `measure`: the one road from a model handler of Olive's to a report,
+which the pass takes too. Knows no recipe."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluator
 
-from olive_ext.config import EVALUATOR_TYPE, WorkflowSettings
+from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
-from olive_ext.workflow.measure import measure
-from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_asked
+from olive_ext.run import evaluate as run_evaluate
+from olive_ext.run.costs import asked_tasks
+from olive_ext.workflow.current_run import with_reference
+from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
+from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
+
+
+def measure(
+    model: Any,
+    settings: EvaluationSettings,
+    *,
+    device: Any = None,
+    execution_providers: Any = None,
+    evaluate: Callable[..., Report] = run_evaluate,
+) -> Report:
+    """Evaluates an Olive model handler.
+
+    `device` and `execution_providers` (a name, a list of names, or None) are Olive's accelerator; the settings have
+    precedence over them. Reports and sample logs go to a sub-folder per model of the folders in the settings. Every
+    failure is an `OliveExtError`: Olive swallows what is no `ValueError`, and ends with status 0.
+    """
+    with surfaced("the evaluation stopped"):
+        settings = with_reference(settings)
+        kind, handler = resolve(model)
+        is_onnx = kind == "onnx"
+        config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
+        config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
+        lm = open_baseline(handler, config, device) if not is_onnx and asked_tasks(config) else None
+        return evaluate(config, lm=lm, progress=sys.stderr.isatty())
+
+
+def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
+    """`config` with `output_dir` and `sample_log_dir` moved to this model's own sub-folder.
+
+    One evaluator measures the input model and then each output model; in one folder only the last report would stay.
+    """
+    folders = {
+        name: str(report_folder(folder, path))
+        for name in ("output_dir", "sample_log_dir")
+        if (folder := getattr(config, name)) is not None
+    }
+    return config.model_copy(update=folders) if folders else config
+
+
+def report_folder(output_dir: str, path: str) -> Path:
+    """The folder for the report of the model at `path`; see `handlers.label`."""
+    return Path(output_dir) / label(path)
+
+
+@contextmanager
+def surfaced(doing: str) -> Iterator[None]:
+    """Turns every exception but `OliveExtError` into a `RunError` of one line; of a process that Olive started (a
+    PythonEnvironment) it has the last line that the process wrote. KeyboardInterrupt passes."""
+    try:
+        yield
+    except OliveExtError:
+        raise
+    except Exception as error:
+        written = getattr(error, "stderr", None)
+        lines = written.strip().splitlines() if isinstance(written, str) else []
+        raise RunError(f"{doing}: {lines[-1] if lines else one_line(error)}") from error
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
@@ -21,7 +85,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
     """
 
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
-    """How a handler becomes a report; a subclass may have another way."""
+    """The function from a handler to a report, which a subclass may replace."""
 
     def __init__(self, **settings: Any) -> None:
         """Raises `ConfigError` for unknown keys and wrong values."""
@@ -37,10 +101,6 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         """
         declared = list(metrics or ())
         check_declared(declared, EVALUATOR_TYPE)
-        report = type(self).measure(
-            model,
-            with_asked(self.settings, declared),
-            device=device,
-            execution_providers=execution_providers,
-        )
+        settings = with_measurements(self.settings, declared)
+        report = type(self).measure(model, settings, device=device, execution_providers=execution_providers)
         return to_metric_result(report, declared)

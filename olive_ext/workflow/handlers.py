@@ -1,11 +1,11 @@
-"""What Olive hands over (a model handler, a device, execution providers) in this package's own configuration.
+"""Conversion of Olive's model handlers, device and execution providers to this package's own configuration.
 
 Opens no ONNX model; loads Hugging Face models, which only the handler knows how to load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import locate
 from olive_ext.model.locate import read_outline
-from olive_ext.workflow.log import logger
-from olive_ext.workflow.running import input_model_path
+from olive_ext.workflow.current_run import input_model_path, logger
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 _GENAI_CONFIG = "genai_config.json"
@@ -50,13 +49,13 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
 
 
 def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
-    """The whole configuration for an `HfModelHandler`. `model_class` speaks of ONNX models and is not asked."""
+    """The whole configuration for an `HfModelHandler`. `model_class` concerns ONNX models and is not read."""
     values = {**written(settings), "model": {"path": str(model.model_name_or_path), "kind": "hf"}}
     return EvaluationConfig.parse(values)
 
 
 def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
-    """lm-eval's Hugging Face model over what the handler loads: its adapters and load arguments count."""
+    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments."""
     from olive_ext.backends.hf import open_hf
 
     place = torch_device(config.device, device)
@@ -72,7 +71,7 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
 
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:
-    """The setting, else Olive's device; torch knows no NPU, there the baseline runs on the CPU."""
+    """The setting, else Olive's device; for an NPU, which torch does not know, the CPU."""
     import torch
 
     name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
@@ -92,7 +91,7 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:
-    """The evaluation's settings that were given, so that defaults stay defaults; those of the workflow stay here."""
+    """The evaluation's settings that the recipe has, so that defaults stay defaults; without those of the workflow."""
     own = [name for name in EvaluationSettings.model_fields if name in settings.model_fields_set]
     return {name: getattr(settings, name) for name in own}
 
@@ -100,8 +99,8 @@ def written(settings: EvaluationSettings) -> dict[str, Any]:
 def text_decoder(model: Any) -> Any:
     """The `ONNXModelHandler` of a composite model's text decoder.
 
-    That is what the package's genai_config.json names, else the only component that returns logits, else the one of
-    those with a decoder's name. Raises `ModelError` that lists the components.
+    The package's genai_config.json names it; else it is the only component that returns logits, or among several the
+    one with a decoder's name. Raises a `ModelError` that lists the components.
     """
     for folder in _package_folders(model):
         if (folder / _GENAI_CONFIG).is_file():
@@ -132,7 +131,7 @@ def text_decoder(model: Any) -> Any:
 def label(path: str) -> str:
     """A folder name for the model at `path`: Olive's model id where it lies in Olive's cache, else its last name.
 
-    An .onnx file is called by its own name, or its folder's where it is just "model".
+    An .onnx file is labelled by its own name, or by its folder's where it is just "model".
     """
     place = Path(path).resolve() if Path(path).exists() else Path(path)
     folder = place.parent if place.suffix == ".onnx" else place
@@ -144,14 +143,14 @@ def label(path: str) -> str:
 
 
 def _place(model: Any) -> tuple[Path, str | None]:
-    """The folder and the file in it where Olive names a folder, so that a package is seen as one; else the file."""
+    """(folder, file in it) where Olive names a folder, so that a package is recognised as one; else (file, None)."""
     resource, graph = Path(model.get_resource("model_path")), Path(model.model_path)
     return (resource, graph.relative_to(resource).as_posix()) if resource.is_dir() else (graph, None)
 
 
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
-    """Folders of the files that travel with the model, the model it was made from, and the recipe's input model:
-    Olive's passes leave the tokenizer of an ONNX model behind."""
+    """Where a tokenizer may lie, since Olive's passes leave that of an ONNX model behind: the folders of the files that
+    travel with the model, the model it was made from, and the recipe's input model."""
     attributes = model_attributes or {}
     folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
     origins = [attributes.get("_name_or_path"), input_model_path()]
@@ -159,7 +158,7 @@ def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str
 
 
 def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execution_providers: Any) -> dict[str, Any]:
-    """The keys that say where and how the model runs, as far as the settings leave them open."""
+    """The keys for where and how the model runs, as far as the settings do not have them."""
     engine = _engine_settings(settings, inference.get("session_options") or {})
     values: dict[str, Any] = {"engine": engine} if engine else {}
     if settings.execution_provider is not None:
@@ -175,13 +174,13 @@ def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execu
 
 
 def _names(providers: Any) -> list[Any]:
-    """Olive's forms: one name, names, or (name, options) pairs."""
+    """Providers from Olive's forms: one name, names, or (name, options) pairs."""
     entries = [providers] if isinstance(providers, str) else list(providers)
     return [str(entry) if isinstance(entry, str) else tuple(entry) for entry in entries]
 
 
 def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
-    """`inference_settings.session_options` as engine settings; the recipe's own win."""
+    """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
     found: dict[str, Any] = {}
     options = dict(session_options)
     threads = options.pop("intra_op_num_threads", None)
@@ -217,18 +216,13 @@ def _returns_logits(part: Any) -> bool:
     return isinstance(part, ONNXModelHandler) and read_outline(Path(part.model_path)).has_logits
 
 
-KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-    (HfModelHandler, "hf", lambda model: model),
-    (ONNXModelHandler, "onnx", lambda model: model),
-    (CompositeModelHandler, "onnx", text_decoder),
-)
-"""Handler class, what it is to us, and how to get from the handler to the model that is evaluated."""
+KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}
 
 
 def resolve(model: Any) -> tuple[str, Any]:
     """("hf" or "onnx", the handler to evaluate); `ModelError` for a handler of another kind."""
-    for handler, kind, unwrap in KINDS:
-        if isinstance(model, handler):
-            return kind, unwrap(model)
-    taken = ", ".join(handler.__name__ for handler, _, _ in KINDS)
-    raise ModelError(f"Olive hands over a {type(model).__name__}, which cannot be evaluated; {taken} can")
+    kind = next((kind for handler, kind in KINDS.items() if isinstance(model, handler)), None)
+    if kind is None:
+        taken = ", ".join(handler.__name__ for handler in KINDS)
+        raise ModelError(f"Olive hands over a {type(model).__name__}, which cannot be evaluated; {taken} can")
+    return kind, text_decoder(model) if isinstance(model, CompositeModelHandler) else model

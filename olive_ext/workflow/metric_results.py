@@ -1,6 +1,6 @@
-"""A report as Olive's `MetricResult`, and the metrics that a recipe declares for goals and search.
+"""Conversion of a report to Olive's `MetricResult`, and the metrics that a recipe declares for goals and search.
 
-Olive knows only its own names of metrics ("accuracy_score", "bytes"); what they stand for is decided here.
+Olive knows only its own names of metrics ("accuracy_score", "bytes"); their meaning is decided here. Knows no model.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_m
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
 _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
-"""Olive's types that say by themselves what is measured, and the task that answers."""
+"""Olive's types of metrics that imply what is measured, and the task of the report's metric."""
 
 _ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
-"""The metrics of a comparison that are 1 for a model and itself; the others are 0."""
+"""The metrics of a comparison that are 1 for a model compared with itself; the others are 0."""
 
 _STANDS_FOR = {
     "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
     "f1_score": ("f1", "f1_score"),
     "perplexity": ("word_perplexity", "perplexity", "token_perplexity", "byte_perplexity"),
 }
-"""lm-eval's metrics that one of Olive's sub types may mean, the first that the task has. Others mean their own name."""
+"""lm-eval's metrics that one of Olive's sub types may mean; the first that the task has is taken. Any other sub type
+means the metric of its own name."""
 
 
 def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
-    """Every metric of the report under `key`, none with a priority, and beside them the declared ones.
+    """Every metric of the report under `key`, without a priority, and the declared metrics under their own names.
 
-    `declared` are Olive's `Metric` objects. Raises `ConfigError` for one that the report cannot answer.
+    `declared` are Olive's `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
     """
     found = {key(metric, report): _entry(metric, -1) for metric in report.metrics}
     for metric in declared:
         for sub_type in metric.sub_types:
-            value = _answer(metric, sub_type, report)
+            value = _matching(metric, sub_type, report)
             found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
     return MetricResult.model_validate(found)
 
 
 def to_metrics(result: Any) -> list[Metric]:
-    """The metrics of `to_metric_result`'s answer; the filter is "" where the key has none."""
+    """The metrics in a result of `to_metric_result`; the filter is "" where the key has none."""
     metrics = []
     for name, entry in result.items():
         task, _, rest = name.rpartition("-")
@@ -56,7 +57,7 @@ def to_metrics(result: Any) -> list[Metric]:
 
 
 def as_keyed(bounds: Iterable[Bound]) -> list[Bound]:
-    """Bounds with their filters as `key` writes them."""
+    """Bounds with their filters in the form that `key` gives them."""
     return [
         bound if bound.filter is None else bound.model_copy(update={"filter": bound.filter.replace("-", "_")})
         for bound in bounds
@@ -66,7 +67,7 @@ def as_keyed(bounds: Iterable[Bound]) -> list[Bound]:
 def key(metric: Metric, report: Report) -> str:
     """`<task>-<metric>`, with `,<filter>` where the task has several filters.
 
-    Olive takes what is behind the last "-" for the metric, so that metric and filter get "_" in its place.
+    Olive reads the part behind the last "-" as the metric, so that "-" in metric and filter is replaced by "_".
     """
     name = metric.metric
     if has_several_filters(report, metric.task):
@@ -75,7 +76,7 @@ def key(metric: Metric, report: Report) -> str:
 
 
 def check_declared(declared: Iterable[Any], where: str) -> None:
-    """Raises `ConfigError` for a metric of a type that can never be answered; told before anything runs."""
+    """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
     for metric in declared:
         if _text(metric.type) not in _TYPES:
             raise ConfigError(
@@ -88,13 +89,13 @@ def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
     return [(None, metric.name) for metric in declared if _text(metric.type) not in _MEASURED]
 
 
-def with_asked(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
-    """`settings` that also ask for what declared metrics, bounds and `more` need of size, memory and speed."""
+def with_measurements(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
+    """`settings` with the measurements of size, memory and speed that declared metrics, bounds and `more` need."""
     names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
     return with_costs(settings, names | set(more))
 
 
-def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
+def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
     sub_name = _text(sub_type.name)
     candidates = _meant(declared.name, sub_name, report)
     if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
@@ -103,8 +104,8 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
-        asked = _MEASURED.get(_text(declared.type), declared.name)
-        problem = "stands for several metrics" if candidates else why_missing(asked)
+        missing = _MEASURED.get(_text(declared.type), declared.name)
+        problem = "stands for several metrics" if candidates else why_missing(missing)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
             f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'
@@ -119,7 +120,7 @@ def _answer(declared: Any, sub_type: Any, report: Report) -> Metric:
 
 
 def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
-    """The metrics that a declared name and sub type mean; exactly one where all is well."""
+    """The metrics that a declared name and sub type mean; exactly one in a valid recipe."""
     own = [metric for metric in report.metrics if metric.task == name]
     if not own:
         return matching(report.metrics, name)
@@ -136,5 +137,5 @@ def _entry(metric: Metric, priority: int) -> dict[str, Any]:
 
 
 def _text(name: Any) -> str:
-    """Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
+    """The text of a name: Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
     return str(getattr(name, "value", name))

@@ -1,4 +1,4 @@
-"""The pass type `OrtLMEvaluation`: measures a model and hands it on unchanged."""
+"""The pass type `OrtLMEvaluation`: measures a model and passes it on unchanged. Knows no other pass."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from olive_ext.report import Report, write
 from olive_ext.report.page import PASSES
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.fingerprint import deciding, environment
-from olive_ext.workflow.measure import measure, surfaced
-from olive_ext.workflow.metric_results import with_asked
-from olive_ext.workflow.running import running
+from olive_ext.workflow.current_run import running
+from olive_ext.workflow.evaluation_cache import deciding, environment
+from olive_ext.workflow.evaluator import measure, surfaced
+from olive_ext.workflow.metric_results import with_measurements
+from olive_ext.workflow.preflight import FINGERPRINT, parse
 
-FINGERPRINT = "fingerprint"
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
 
@@ -42,18 +42,13 @@ def parameters() -> dict[str, Any]:
     return {**found, FINGERPRINT: PassConfigParam(type_=str, default_value=None, description=_DESCRIPTION)}
 
 
-def parse(values: dict[str, Any], where: str = PASS_TYPE) -> WorkflowSettings:
-    """The settings in a pass configuration; raises `ConfigError` for unknown keys, which Olive would drop silently."""
-    return WorkflowSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
-
-
 class OrtLMEvaluation(Pass):  # type: ignore[misc]
     """Scores a model with lm-eval tasks between or behind other passes; also composite models, which Olive gives to no
-    evaluator. report.json and report.md travel with the model as additional files; `workflow.steps` reads them."""
+    evaluator. report.json and report.md travel with the model as additional files; `pass_reports` reads them."""
 
     _accepts_composite_model = True
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
-    """How a handler becomes a report; a subclass may have another way."""
+    """The function from a handler to a report, which a subclass may replace."""
 
     @staticmethod
     def is_accelerator_agnostic(accelerator_spec: Any) -> bool:
@@ -68,14 +63,14 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
     def get_config_params(
         cls, accelerator_spec: Any, config: dict[str, Any] | None = None, disable_search: bool | None = False
     ) -> Any:
-        """As Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
+        """Like Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
         given = dict(config or {})
         marked = {**given, FINGERPRINT: environment(parse(given))}
         return super().get_config_params(accelerator_spec, marked, disable_search)
 
     @classmethod
     def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """As Olive's; its cache key is made without what changes no number."""
+        """Like Olive's, with a cache key that leaves out the settings which change no number."""
         made, default = super().get_config_class(accelerator_spec, disable_search)
 
         class Keyed(made):  # type: ignore[misc, valid-type]
@@ -85,20 +80,20 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         return Keyed, default
 
     def run(self, model: Any, output_model_path: str) -> Any:
-        """As Olive's, but copies no files that travel with the model into the model's own folder: that is not ours."""
+        """Like Olive's, but copies no files that travel with the model into its own folder, which is not ours."""
         return self._run_for_config(model, self.config, output_model_path)
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
         """A copy of `model` whose `additional_files` also name the report, which lies in `output_model_path`.
 
-        Raises `RequirementError` for broken bounds where no engine runs, which else sees to them.
+        Raises `RequirementError` for broken bounds where no engine runs; else the hook of the engine raises it.
         """
         values = config.model_dump()
         given = {name: value for name, value in values.items() if value != parameters()[name].default_value}
         settings, run = parse(copy.deepcopy(given)), running.get()
         report = type(self).measure(
             model,
-            with_asked(settings, more=_costs(settings)),
+            with_measurements(settings, more=_costs(settings)),
             device=self.accelerator_spec.accelerator_type,
             execution_providers=self.accelerator_spec.execution_provider,
         )
@@ -117,7 +112,7 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
 
 
 def _kept_whole(model: Any) -> Any:
-    """The model, named by its folder where it is a file with external data: Olive saves a file alone."""
+    """The model, named by its folder where it is a file with external data: Olive would save the file without them."""
     if isinstance(model, ONNXModelHandler) and Path(model.get_resource("model_path")).is_file():
         path = Path(model.model_path)
         if any((path.parent / location).exists() for location in read_outline(path).locations):
@@ -126,7 +121,7 @@ def _kept_whole(model: Any) -> Any:
 
 
 def _costs(settings: WorkflowSettings) -> list[str]:
-    """What each row of a chain's table has; speed cannot be told with the reference open beside the model."""
+    """The costs in each row of a chain's table; no speed where the reference is open next to the model and slows it."""
     is_resident = settings.reference is not None and settings.reference.mode == "resident"
     return [SIZE_ON_DISK] if is_resident else [SIZE_ON_DISK, TOKENS_PER_SECOND]
 

@@ -1,7 +1,7 @@
-"""Refuses what cannot work before Olive's engine runs anything. Looks only at this package's blocks of a recipe.
+"""This package's evaluators and passes in a recipe, and the refusal of those that cannot work before anything runs.
 
-Olive itself looks into an evaluator's keys when it makes the evaluator, which is after the passes, and drops unknown
-keys of a pass.
+Olive itself reads an evaluator's keys when it makes the evaluator, which is after the passes, and drops unknown keys of
+a pass. Knows nothing of other types' blocks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
 from olive_ext.run.measured_names import refuse_names
-from olive_ext.workflow.input_model import with_reference
-from olive_ext.workflow.metric_results import check_declared, names_declared, with_asked
-from olive_ext.workflow.passes import parse
+from olive_ext.workflow.current_run import with_reference
+from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
+
+FINGERPRINT = "fingerprint"
+"""The parameter that the pass adds to its own configuration."""
 
 USER_SCRIPT = Path(__file__).with_name("user_script.py")
 
@@ -31,8 +33,13 @@ def is_ours(evaluator: Any) -> bool:
 
 
 def is_our_pass(pass_type: str) -> bool:
-    """Olive reads pass types without regard to case or to a leading path."""
+    """Whether a pass type is this package's; Olive reads pass types without regard to case or to a leading path."""
     return pass_type.rpartition(".")[2].lower() == PASS_TYPE.lower()
+
+
+def parse(values: dict[str, Any], where: str = PASS_TYPE) -> WorkflowSettings:
+    """The settings in a pass configuration; raises `ConfigError` for unknown keys, which Olive would drop silently."""
+    return WorkflowSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
 
 
 def refuse(engine: Any, input_model: Any) -> None:
@@ -60,22 +67,23 @@ def refuse(engine: Any, input_model: Any) -> None:
 
 
 def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
-    """A reference that cannot be found; bounds and declared metrics that no report will answer."""
+    """Refuses a reference that cannot be found, and bounds and declared metrics that no report will have."""
     reference = with_reference(settings).reference
     if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
         raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
-    refuse_names(with_asked(settings, declared), where, names_declared(declared))
+    refuse_names(with_measurements(settings, declared), where, names_declared(declared))
 
 
 def _name_reference(evaluator: Any, where: str) -> None:
-    """Puts the input model's path in the place of "input_model": the process that evaluates knows no workflow."""
+    """Replaces "input_model" by the input model's path: the process that evaluates knows no workflow."""
     settings = with_reference(WorkflowSettings.parse(evaluator.type_args, where))
     if settings.reference is not None:
         evaluator.type_args["reference"] = settings.reference.model_dump(exclude_unset=True)
 
 
 def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
-    """Olive notices when the pass is to run: behind the evaluation of the input model and the passes before it."""
+    """Refuses a type of pass that Olive does not know. Olive itself notices when the pass is to run: behind the
+    evaluation of the input model and the passes before it."""
     try:
         engine.olive_config.get_pass_module_config(pass_type)
     except ValueError as error:
@@ -104,7 +112,8 @@ def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_missing_model(input_model: Any) -> None:
-    """Olive takes a path that does not exist for the name of a model on a hub, and asks there."""
+    """Refuses an input model that does not exist: Olive takes its path for the name of a model on a hub, and looks
+    there."""
     path, name = (input_model.config.get(key) for key in ("model_path", "onnx_file_name"))
     if not isinstance(path, str) or path.startswith("azureml:"):
         return

@@ -1,23 +1,57 @@
-"""Makes Olive know this package's evaluator and pass."""
+"""Registers the evaluator and the pass with Olive, hooks them into Olive's engine, and mends what Olive 0.13 gets wrong
+for them. Other evaluators and passes keep Olive's behaviour. Knows no model."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from olive.engine import Engine
 from olive.engine.footprint import FootprintNode
+from olive.evaluator.metric_result import joint_metric_key
 from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
 
 from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.config.base import word
+from olive_ext.workflow.current_run import logger
+from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.olive_engine import mend
+from olive_ext.workflow.olive_run import run
+from olive_ext.workflow.pass_reports import run_pass
 from olive_ext.workflow.passes import OrtLMEvaluation
-from olive_ext.workflow.preflight import is_our_pass
-from olive_ext.workflow.search import update
-from olive_ext.workflow.wrapping import wrap_once
+from olive_ext.workflow.preflight import is_our_pass, our_evaluators
+
+Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
+"""Takes the object, the arguments of the call by name, and `proceed(**changes)`, which calls the original method with
+these arguments and the changes."""
+
+_MARK = "_wrapped_by_olive_ext"
+
+
+def wrap_once(owner: type, name: str, hook: Hook) -> bool:
+    """Replaces the method `name` of `owner` by `hook`; False where that was done before."""
+    original = getattr(owner, name)
+    if getattr(original, _MARK, False):
+        return False
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+
+        def proceed(**changes: Any) -> Any:
+            bound.arguments.update(changes)
+            return original(*bound.args, **bound.kwargs)
+
+        return hook(self, bound.arguments, proceed)
+
+    setattr(replacement, _MARK, True)
+    setattr(owner, name, replacement)
+    return True
 
 
 def register() -> None:
@@ -26,14 +60,40 @@ def register() -> None:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
-    wrap_once(OlivePackageConfig, "get_pass_module_config", _with_our_pass)
+    wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
     mend(Engine)
     if "model_config_data" in FootprintNode.model_fields:
-        wrap_once(FootprintNode, "update", update)
+        wrap_once(FootprintNode, "update", update_node)
 
 
-def pass_module_config() -> Any:
-    """How Olive finds the pass. It runs on the target, so that Olive checks the target's execution providers."""
+def mend(engine: type) -> None:
+    """Wraps seven methods of Olive's engine, once, and logs that; a warning where this Olive has other methods."""
+    missing = [name for name, (_, parameters) in _HOOKS.items() if not _takes(engine, name, parameters)]
+    if missing:
+        logger.warning(
+            "this version of Olive has another engine (%s): evaluations in its cache may be stale after a change of "
+            "tasks or versions, set 'clean_evaluation_cache'",
+            ", ".join(missing),
+        )
+        return
+    wrapped = [wrap_once(engine, name, hook) for name, (hook, _) in _HOOKS.items()]
+    if all(wrapped):
+        logger.info("evaluations by OrtLMEvaluator are cached by settings, task files, versions and model content")
+
+
+def _takes(engine: type, name: str, parameters: set[str]) -> bool:
+    method = getattr(engine, name, None)
+    return method is not None and parameters <= set(inspect.signature(method).parameters)
+
+
+def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """Olive's description of a pass, and ours of `OrtLMEvaluation`. That pass runs on the target, so that Olive checks
+    the target's execution providers."""
+    try:
+        return proceed()
+    except ValueError:
+        if not is_our_pass(given["pass_type"]):
+            raise
     return PassModuleConfig(
         module_path=f"{OrtLMEvaluation.__module__}.{OrtLMEvaluation.__name__}",
         supported_providers=["*"],
@@ -45,13 +105,53 @@ def pass_module_config() -> Any:
     )
 
 
-def _with_our_pass(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_pass_module_config(self: Any, pass_type: str) -> Any:
-        try:
-            return original(self, pass_type)
-        except ValueError:
-            if is_our_pass(pass_type):
-                return pass_module_config()
-            raise
+def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
+    """The hook of `Engine.initialize`, which turns a metric's name into a path where it is a task's: undone here."""
+    proceed()
+    for _, evaluator in our_evaluators(engine):
+        for metric in evaluator.metrics:
+            metric.name = word(metric.name)
 
-    return get_pass_module_config
+
+def resolve_goals(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine.resolve_goals`: adds the thresholds of our evaluators' metrics.
+
+    Olive 0.13 returns no goals at all where every goal is a threshold: it looks for the input model's numbers, which
+    only the other types of goal need, and gives up without them.
+    """
+    found, metrics = proceed(), given["metrics"]
+    if not any(metrics is evaluator.metrics for _, evaluator in our_evaluators(engine)):
+        return found
+    return {**thresholds(metrics), **{name: goal for name, goal in found.items() if goal is not None}}
+
+
+def thresholds(metrics: Any) -> dict[str, float]:
+    """Olive's key of each declared metric with a priority and a goal of type "threshold", and that goal's value."""
+    return {
+        joint_metric_key(metric.name, sub_type.name): sub_type.goal.value
+        for metric in metrics
+        for sub_type in metric.sub_types
+        if sub_type.priority > 0 and sub_type.goal is not None and sub_type.goal.type == "threshold"
+    }
+
+
+def update_node(node: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
+    """The hook of `FootprintNode.update`, which Olive calls where candidates share their first passes.
+
+    Olive 0.13 writes to the field by its alias "model_config", which pydantic refuses: every candidate behind the first
+    fails.
+    """
+    values = given.get("kwargs", {})
+    proceed(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})
+
+
+_HOOKS: dict[str, tuple[Hook, set[str]]] = {
+    "run": (run, {"input_model_config"}),
+    "initialize": (initialize, set()),
+    "resolve_goals": (resolve_goals, {"metrics"}),
+    "_run_pass": (run_pass, {"pass_name", "input_model_id"}),
+    "_load_evaluation": (load_evaluation, {"model_id"}),
+    "_cache_evaluation": (cache_evaluation, {"model_id", "signal"}),
+    "_evaluate_model": (evaluate_model, {"model_config", "evaluator_config"}),
+}
+"""Methods of Olive's engine, their hooks, and the parameters that the hooks read."""

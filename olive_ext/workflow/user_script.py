@@ -1,3 +1,3 @@
-"""A `user_script` for Olive's evaluators: importing it makes this package's types known in that process."""
+"""A `user_script` for Olive's evaluators: importing it registers this package's types in the process that evaluates."""
 
 import olive_ext.workflow  # noqa: F401

@@ -17,7 +17,7 @@ from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, resolve_providers
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.types import Provider

@@ -68,11 +68,11 @@ def test_log_probabilities_and_masks_may_cross_and_states_may_not(tmp_path: Path
 
 
 @pytest.fixture
-def crossing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    import crossing
+    import host_device_copies
 
-    return crossing
+    return host_device_copies
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,17 @@ def crossing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ],
 )
 def test_script_has_a_problem_where_something_large_crosses(
-    crossing: ModuleType, tmp_path: Path, copies: list[Entry], kv_cache: str, host_bytes: int, problem: str | None
+    script: ModuleType,
+    tmp_path: Path,
+    copies: list[Entry],
+    kv_cache: str,
+    host_bytes: int,
+    problem: str | None,
 ) -> None:
     written(tmp_path, step(0, copies=[]), step(100, copies=copies))
     phases = {"scoring": {"begin": 0, "end": 1, "host_bytes": host_bytes}}
     facts = {"kv_cache": kv_cache, "counters": {"steps": 1}}
-    found = crossing._summary(tmp_path, phases, facts, allowed=100)
+    found = script._summary(tmp_path, phases, facts, allowed=100)
     assert found["profiles"]["profile.json"]["scoring"][0]["steps"] == 1
     assert len(found["profiles"]["profile.json"]["scoring"][0]["copies"]) == len(copies)
     assert [problem in said for said in found["problems"]] == ([True] if problem else [])

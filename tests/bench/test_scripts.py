@@ -52,7 +52,7 @@ def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
     assert config.chosen_peers == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
     command += [
@@ -85,9 +85,9 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert (whole["num_requests"], [row["backend"] for row in whole["rows"]]) == (60, ["olive-ext"])
     tokens = found["summary"]["tokens_distinct"]
     assert 700 + 4 * 150 <= tokens <= 1.1 * (700 + 4 * 160)
-    crossing = json.loads((tmp_path / "tiny-fp32" / "crossing.json").read_text())
-    assert crossing["problems"] == []
-    (profile,) = crossing["profiles"].values()
+    copies = json.loads((tmp_path / "tiny-fp32" / "host_device_copies.json").read_text())
+    assert copies["problems"] == []
+    (profile,) = copies["profiles"].values()
     assert [step["rows_tokens"] for step in profile["generation"]][-1] == [2, 1]
     assert all("GroupQueryAttention" in step["seconds_by_operator"] for step in profile["scoring"])
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from olive_ext.backends.recorder import Asked, instances
+from olive_ext.backends.request_recorder import RecordedRequest, instances
 from olive_ext.bench.worker import inputs_of
 
 
@@ -11,7 +11,7 @@ def encode(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def encode_pairs(asked: Sequence[Asked]) -> list[tuple[object, list[int], list[int]]]:
+def encode_pairs(asked: Sequence[RecordedRequest]) -> list[tuple[object, list[int], list[int]]]:
     return [(one.args, *map(encode, one.args)) for one in asked]
 
 
@@ -19,22 +19,22 @@ LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, _encode
 
 
 def test_inputs_are_what_a_plain_backend_feeds() -> None:
-    pair = Asked("loglikelihood", ("ab", "cd"), "task", 0)
+    pair = RecordedRequest("loglikelihood", ("ab", "cd"), "task", 0)
     assert list(inputs_of(LM, [pair], 0)) == [((97, 98, 99), 2)]
 
 
 def test_long_texts_are_fed_in_windows() -> None:
-    text = Asked("loglikelihood_rolling", ("abcdef",), "task", 0)
+    text = RecordedRequest("loglikelihood_rolling", ("abcdef",), "task", 0)
     assert list(inputs_of(LM, [text], 0)) == [((0, 97, 98, 99), 4), ((98, 99, 100, 101), 2)]
 
 
 def test_generated_tokens_are_shared_by_none() -> None:
-    asked = [Asked("generate_until", ("ab", {}), "task", number) for number in range(2)]
+    asked = [RecordedRequest("generate_until", ("ab", {}), "task", number) for number in range(2)]
     assert list(inputs_of(LM, asked, 6)) == [([97, 98, -1, -1], 3), ([97, 98, -2, -2], 3)]
 
 
 def test_instances_do_not_share_what_a_model_may_change() -> None:
-    one = Asked("generate_until", ("ab", {"until": ["x"]}), "task", 3)
+    one = RecordedRequest("generate_until", ("ab", {"until": ["x"]}), "task", 3)
     first, second = instances([one, one])
     first.args[1].pop("until")
     assert second.args == ("ab", {"until": ["x"]})

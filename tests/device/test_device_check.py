@@ -10,7 +10,7 @@ import pytest
 
 from olive_ext.engine.runners.ort.attention_trial import SHORT_STEP, attends_to_long_steps, choose_chunk_size
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.types import DecoderSpec

@@ -12,7 +12,7 @@ import pytest
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.step import Copy, Row
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, open_session, resolve_providers
 from olive_ext.model.decoder_spec import read_spec
 from tests.device.open import open_on

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -18,7 +18,6 @@ from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 
 
-@settings(max_examples=700, deadline=None)
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
@@ -33,7 +32,6 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     assert_runs_as_oracle(engine, calls)
 
 
-@settings(max_examples=700, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 4),
@@ -52,7 +50,6 @@ def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], n
     assert engine.counters.tokens_reused == 0 or engine.counters.prefix_hits > 0
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40)
 )
@@ -68,7 +65,6 @@ def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     assert all(len(step.rows[0].tokens) == 1 for step in runner.steps if step.rows[0].past)
 
 
-@settings(max_examples=300, deadline=None)
 @given(requests=requests_of(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
 def test_run_continuous_equals_oracle_under_the_callers_keys(
     requests: list[Request], num_slots: int, batching: Batching
@@ -81,7 +77,6 @@ def test_run_continuous_equals_oracle_under_the_callers_keys(
         assert_equal(results[key], oracle(request))
 
 
-@settings(max_examples=500, deadline=None)
 @given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 40), has_tree_batches=st.booleans())
 def test_scoring_feeds_exactly_the_distinct_prefixes(
     requests: list[Request], chunk_size: int, has_tree_batches: bool
@@ -251,7 +246,6 @@ def test_finish_reasons_say_why() -> None:
     ]
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,21 +29,27 @@ def once(name: str, recipe: object, make: Callable[[Path], None]) -> Path:
     """The folder that `make(folder)` fills on first use.
 
     `recipe` is everything the content depends on, as JSON: with another recipe it is made anew. An interrupted or
-    failed make leaves nothing.
+    failed make leaves nothing, and of several processes that want the same one makes it.
     """
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = cache_folder() / f"{name}-{digest}"
     if not folder.is_dir():
-        work = folder.with_name(f"{folder.name}.{os.getpid()}")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        try:
-            make(work)
-            if not folder.is_dir():  # another process may have been faster
-                work.rename(folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                _fill(folder, make)
     return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    work = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        make(work)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 @functools.cache

@@ -26,8 +26,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError
 from olive_ext.run import evaluate
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from olive_ext.text.source import Asked
+from olive_ext.text.requests import GenerationRequest, ScoringRequest, SourceInput
 from tests.agreement.reference import EOS, largest_difference
 from tests.backends.local_tasks import write_tasks
 from tests.exports import VOCAB, hf_model
@@ -66,7 +65,7 @@ def _open(name: str, **engine: object) -> Session:
 
 
 @cache
-def _sources(takes_features: bool) -> list[Asked]:
+def _sources(takes_features: bool) -> list[SourceInput]:
     rng = np.random.default_rng(1)
     if takes_features:
         return [rng.normal(size=(80, 3000)).astype(np.float32) for _ in range(3)]
@@ -88,7 +87,7 @@ class Reference:
         self._model = load.from_pretrained(folder, dtype=torch.float32).eval()
         self._encoded: dict[bytes, object] = {}
 
-    def _logprobs(self, source: Asked, tokens: Sequence[int]) -> torch.Tensor:
+    def _logprobs(self, source: SourceInput, tokens: Sequence[int]) -> torch.Tensor:
         key = np.array(source).tobytes()
         with torch.inference_mode():
             if key not in self._encoded:
@@ -97,11 +96,11 @@ class Reference:
             logits = self._model(encoder_outputs=self._encoded[key], decoder_input_ids=given).logits
         return logits[0].double().log_softmax(-1)
 
-    def score(self, source: Asked, context: Sequence[int], target: Sequence[int]) -> list[float]:
+    def score(self, source: SourceInput, context: Sequence[int], target: Sequence[int]) -> list[float]:
         logprobs_TV = self._logprobs(source, [*context, *target])
         return [logprobs_TV[len(context) - 1 + index, token].item() for index, token in enumerate(target)]
 
-    def continues(self, source: Asked, prompt: Sequence[int], tokens: Sequence[int], num_tokens: int) -> bool:
+    def continues(self, source: SourceInput, prompt: Sequence[int], tokens: Sequence[int], num_tokens: int) -> bool:
         """Whether `tokens` are what greedy decoding of at most `num_tokens` gives: each is the argmax behind those
         before it, and a shorter answer is followed by the end-of-sequence token."""
         best = self._logprobs(source, [*prompt, *tokens]).argmax(-1).tolist()[len(prompt) - 1 :]
@@ -114,7 +113,7 @@ def _expected_scores(family: str) -> list[list[float]]:
     return [reference.score(request.source, request.context, request.target) for request in _requests(reference)]
 
 
-def _to_generate(reference: Reference) -> list[tuple[Asked, list[int]]]:
+def _to_generate(reference: Reference) -> list[tuple[SourceInput, list[int]]]:
     prompts = [[reference.start], [reference.start, 30], [reference.start, 30, 40, 50]]
     return [(source, prompt) for prompt in prompts for source in _sources(reference.takes_features)]
 
@@ -238,7 +237,7 @@ def _rounded(source: Path, folder: Path) -> Path:
     return folder
 
 
-def _all_logprobs(session: Session, source: Asked) -> np.ndarray:
+def _all_logprobs(session: Session, source: SourceInput) -> np.ndarray:
     """Of every token of the vocabulary as the first of an answer."""
     asked = [ScoringRequest("", [token], source=source) for token in range(VOCAB)]
     return np.array([output.logprob for output in session.loglikelihood(asked)])

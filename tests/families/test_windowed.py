@@ -14,7 +14,7 @@ import pytest
 
 import olive_ext
 from olive_ext.engine.runners.ort.kv.base import bytes_per_position
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.session import Session
 from tests.agreement.reference import Reference

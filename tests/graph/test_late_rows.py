@@ -11,7 +11,7 @@ from olive_ext.graph.scoring_head import add_scoring_head
 from tests.graph import layers
 from tests.graph.heads import H, V
 from tests.graph.layers import FF, flat_layer, layer
-from tests.graph.test_head import COUNTS, HALF_ATOL, OUTPUTS, B, S, assert_scores, picks, session
+from tests.graph.test_scoring_head import COUNTS, HALF_ATOL, OUTPUTS, B, S, assert_scores, picks, session
 
 ATOL = 2e-6
 OUT, UP, DOWN = (H, H), (H, FF), (FF, H)

@@ -99,11 +99,11 @@ def test_settings_reach_the_session(tmp_path: Path) -> None:
         graph().SerializeToString(),
         CPU_ONLY,
         session_options={"session.intra_op.allow_spinning": "0"},
-        num_threads=1,
+        num_threads=3,
         profile_prefix=tmp_path / "profile",
     )
     options = session.get_session_options()
-    assert options.intra_op_num_threads == 1
+    assert options.intra_op_num_threads == 3
     assert not options.enable_mem_pattern
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     run(session)

@@ -1,4 +1,4 @@
-"""Reports in MLflow: names it takes, every failure a warning; and in a real store where mlflow is installed."""
+"""Reports in MLflow: names it takes, every failure a warning; and, with the extra mlflow, in a real store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -130,9 +129,10 @@ def test_environment_is_as_before() -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.other_env
 def test_real_store_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow: Any = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'olive-ext[mlflow]'")
-    pytest.importorskip("sqlalchemy")
+    import mlflow
+
     uri = f"sqlite:///{tmp_path / 'store.db'}"
     monkeypatch.setenv(VARIABLE, uri)
     monkeypatch.chdir(tmp_path)
@@ -153,10 +153,12 @@ def test_real_store_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert from_json(Path(path).read_text(encoding="utf-8")).model == {"path": "models/m"}
 
 
+@pytest.mark.other_env
 def test_server_that_is_gone_costs_seconds_and_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mlflow: Any = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'olive-ext[mlflow]'")
+    import mlflow
+
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{taken.getsockname()[1]}")

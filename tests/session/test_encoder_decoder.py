@@ -11,7 +11,8 @@ import pytest
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.session import Session
 from olive_ext.text import GenerationRequest, ScoringRequest
-from olive_ext.text.source import Encoding, read_start
+from olive_ext.text.conversion import Encoding
+from olive_ext.text.generation_bounds import read_start
 from tests.session.fake_engine import FakeEngine
 from tests.text.tiny import byte_level
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.requests import FinishReason
@@ -36,7 +36,6 @@ def engine_of(session: Session) -> FakeEngine:
     return engine
 
 
-@settings(deadline=None)
 @given(pairs=st.lists(st.tuples(IDS, IDS.filter(bool)), max_size=6), max_length=st.integers(1, 30))
 def test_loglikelihood_of_ids_equals_the_naive_score_over_what_fits(
     pairs: list[tuple[list[int], list[int]]], max_length: int
@@ -53,7 +52,6 @@ def test_loglikelihood_of_ids_equals_the_naive_score_over_what_fits(
             assert output.is_greedy == all(greedy for _, greedy in expected)
 
 
-@settings(deadline=None)
 @given(texts=st.lists(TEXT, max_size=5), max_length=st.integers(1, 30))
 def test_rolling_scores_each_token_once_and_not_the_bos(texts: list[str], max_length: int) -> None:
     session = make_session(context_length=max_length)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.stats.compared_fields import POSITION, Positions
@@ -145,7 +145,6 @@ def test_one_position_a_document_gives_llama_cpps_numbers() -> None:
     assert found.kl.median == pytest.approx(percentile(0.5), rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(0, 1000))
 def test_clustered_error_is_the_double_sum(lengths: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)

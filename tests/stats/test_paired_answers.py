@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -113,7 +113,6 @@ def test_needed_documents_without_flips_assume_flips_of_one_direction() -> None:
     assert documents_needed(np.zeros(10), 0.01, is_binary=False) is None
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40))
 def test_outcome_agrees_with_a_naive_count(pairs: list[tuple[int, int]]) -> None:
     reference, candidate = zip(*pairs, strict=True)

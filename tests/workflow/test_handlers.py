@@ -11,9 +11,10 @@ import pytest
 from olive.hardware.accelerator import Device
 from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
 
-from olive_ext.backends.harness import chosen_template
+from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
+from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
     hf_config,
     label,
@@ -23,7 +24,6 @@ from olive_ext.workflow.handlers import (
     text_decoder,
     torch_device,
 )
-from olive_ext.workflow.measure import measure
 from tests.exports import genai_export, hf_model
 from tests.workflow.recipes import REPORT, Evaluate
 

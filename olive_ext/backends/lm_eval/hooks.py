@@ -15,8 +15,8 @@ KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]
 Method = TypeVar("Method", bound=Callable[..., list[Any]])
 
 
-def nobody(asked: Any, request: Any, output: Any) -> None:
-    """The observer where there is none."""
+def ignore_output(instance: Any, request: Any, output: Any) -> None:
+    """The observer of a model that has none."""
 
 
 def known_answers_first(method: Method) -> Method:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from olive_ext.backends.versions import RUNTIMES, versions
+from olive_ext.backends.package_versions import RUNTIMES, versions
 
 
 def answers_key(

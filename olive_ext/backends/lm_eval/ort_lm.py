@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
-from olive_ext.backends.context_pairs import CompletePairs
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.backends.lm_eval.generation import GenerationSettings, Thinking
-from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, known_answers_first, nobody
+from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, ignore_output, known_answers_first
 from olive_ext.backends.lm_eval.identity import answers_key
-from olive_ext.backends.lm_eval.progress import progress_bar
-from olive_ext.backends.lm_eval.request_types import CERTAIN, Answer, TokenRequest, Wanted
-from olive_ext.backends.lm_eval.slices import encoded_slices
-from olive_ext.backends.versions import versions
+from olive_ext.backends.lm_eval.instances import (
+    CERTAIN,
+    Answer,
+    PendingGeneration,
+    TokenRequest,
+    encoded_slices,
+    progress_bar,
+)
+from olive_ext.backends.package_versions import versions
+from olive_ext.backends.pair_encoding import CompletePairs
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import content_hash, locate, model_kind
 from olive_ext.model.content import hf_content_hash
@@ -59,7 +64,7 @@ class OrtLM(CompletePairs):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self.observer = observer or nobody
+        self.observer = observer or ignore_output
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
         given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
@@ -252,9 +257,9 @@ class OrtLM(CompletePairs):
             self.session.generate([item.request for item in wanted], on_result=keep)
         return answers
 
-    def _wanted(self, requests: list[Instance]) -> list[Wanted]:
+    def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
         eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
-        wanted: dict[tuple[str, int], Wanted] = {}
+        wanted: dict[tuple[str, int], PendingGeneration] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
@@ -268,7 +273,7 @@ class OrtLM(CompletePairs):
                 asked = settings.request(prompt, self.max_length, repeat, stops)
                 if self._encoding is not None:
                     asked = replace(asked, prompt="", source=prompt)
-                wanted[key, repeat] = Wanted(settings, asked, [])
+                wanted[key, repeat] = PendingGeneration(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
 

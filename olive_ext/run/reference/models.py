@@ -13,7 +13,7 @@ from olive_ext.run.reference.known_answers import KeptGenerations
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
+    from olive_ext.backends.lm_eval_run import LM
 
 GENERATED = "generated.jsonl"
 """The reference's greedy generations, in the folder of its records."""
@@ -122,8 +122,8 @@ class Models:
         return locate(self._config.model.path, self._config.model.onnx_file_name, self._config.tokenizer).tokenizer
 
     def _check_tokenizers(self, config: EvaluationConfig) -> None:
-        from olive_ext.text.same import refuse_other_tokenizer, tokenizer_traits
         from olive_ext.text.tokenizer import load_tokenizer
+        from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
 
         path = config.model.path
         where = path if kind_of(config) == "hf" else locate(path, config.model.onnx_file_name).tokenizer

@@ -16,8 +16,8 @@ from olive_ext.run.reference.comparison_run import Comparer, Mode
 from olive_ext.run.reference.models import reference_config
 
 if TYPE_CHECKING:
-    from olive_ext.backends.harness import LM
-    from olive_ext.backends.tasks import LoadedTasks, Seeds
+    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -102,7 +102,6 @@ def scored(draw: st.DrawFn) -> list[Request]:
     return [Request(tuple(tokens), draw(st.integers(1, len(tokens) - 1))) for tokens in texts]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     requests=scored(),
     batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),

@@ -9,7 +9,7 @@ import pytest
 from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.num_slots import DEFAULT_SLOTS, choose_num_slots
 from olive_ext.engine.runners.ort.kv.base import Device, bytes_per_position
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.free_memory import Memory, UnmeasuredError
 from olive_ext.model.types import DecoderSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -23,7 +23,6 @@ class _Watching(FakeRunner):
         return super().run(step)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -24,7 +24,6 @@ from tests.engine.fake_runner import FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
 
 
-@settings(max_examples=700, deadline=None)
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
@@ -45,7 +44,6 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     engine.close()
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     requests=requests_of(max_sources=1),
     num_slots=st.integers(1, 6),
@@ -62,7 +60,6 @@ def test_run_continuous_equals_oracle_beside_branches(
     engine.close()
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),

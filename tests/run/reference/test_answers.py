@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.harness import run_tasks
-from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.backends.harness import run_tasks
-from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.verdict import verdict

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.backends.tasks import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.run.reference.models import reference_config

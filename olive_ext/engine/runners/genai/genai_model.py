@@ -16,7 +16,7 @@ from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generato
 from olive_ext.engine.runners.runtime import input_window
 from olive_ext.engine.scheduling.scoring_form import longest_step
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
-from olive_ext.graph.load import load_graph
+from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.attention import rotary_rows
 from olive_ext.model.types import ModelFiles, Provider
 

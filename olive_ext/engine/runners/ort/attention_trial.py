@@ -15,7 +15,7 @@ import numpy as np
 
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import FloatArray
-from olive_ext.graph.single_attention import INPUTS, OUTPUT, attention_graph
+from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
 from olive_ext.model.types import DecoderSpec
 
 logger = logging.getLogger(__name__)

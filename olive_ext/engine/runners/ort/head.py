@@ -15,7 +15,7 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.feed import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
-from olive_ext.graph.load import ModelProto
+from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import ScoringGraph, TokenForm, add_scoring_head
 from olive_ext.model.types import DecoderSpec
 

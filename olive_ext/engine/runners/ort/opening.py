@@ -33,11 +33,10 @@ from olive_ext.engine.runners.trials import fitting_chunk_size
 from olive_ext.engine.scheduling.overlapped_steps import choose_overlap
 from olive_ext.engine.scheduling.scoring_form import ScoringSteps, longest_step, pinned_size
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_bias import with_attention_bias
-from olive_ext.graph.cross import cross_graph
-from olive_ext.graph.edit import drop_shape_hints
-from olive_ext.graph.full_length import with_full_length_kv
-from olive_ext.graph.load import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.attention_rewrites import with_attention_bias, with_full_length_kv
+from olive_ext.graph.cross_attention import cross_graph
+from olive_ext.graph.nodes import drop_shape_hints
+from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
 from olive_ext.graph.scoring_head import TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import external_data_plan, open_session

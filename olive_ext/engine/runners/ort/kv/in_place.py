@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.base import ITEM_BYTES, Device, KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, Move, Row
-from olive_ext.graph.kv_rows import copy_graph
+from olive_ext.graph.standalone_graphs import copy_graph
 from olive_ext.model.types import KvTensor
 
 Bytes = npt.NDArray[np.uint8]

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
-from olive_ext.graph.kv_rows import fork_graph
+from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.types import Role
 
 BLOCK_SIZE = 256

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore, zeros
 from olive_ext.engine.step import Batching, Copy, Row
-from olive_ext.graph.kv_rows import slice_graph
+from olive_ext.graph.standalone_graphs import slice_graph
 
 Values = tuple[ort.OrtValue, ...]
 

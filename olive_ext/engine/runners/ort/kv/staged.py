@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
-from olive_ext.graph.kv_rows import put_row_graph, take_row_graph
+from olive_ext.graph.standalone_graphs import put_row_graph, take_row_graph
 from olive_ext.model.types import KvTensor
 
 Values = list[ort.OrtValue]

@@ -1,0 +1,144 @@
+"""lm-eval's generation settings, converted to a `GenerationRequest`, and generated tokens to lm-eval's answer.
+
+Reads `gen_kwargs` with lm-eval's own helpers, so that aliases and defaults are lm-eval's. Knows no session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from typing_extensions import Self
+
+from olive_ext.errors import TaskError
+from olive_ext.text.requests import GenerationRequest
+from olive_ext.text.tokenizer import Tokenizer
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "min_p": (None, 0, 0.0),
+    "typical_p": (None, 1, 1.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "use_cache": (True,),
+    "early_stopping": (True, False),
+}
+"""Settings of other backends that this one does not have, with the values that change nothing."""
+
+_KNOWN = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length"})
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """The settings of one `gen_kwargs`. `until` holds the EOS text as well."""
+
+    max_gen_toks: int
+    until: tuple[str, ...]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_length: int | None
+
+    @classmethod
+    def read(cls, gen_kwargs: Mapping[str, Any], default_max_gen_toks: int, eos: str | None, seed: int) -> Self:
+        """Reads `gen_kwargs` without changing it. Raises `TaskError` for a setting that is not supported."""
+        kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
+        for name, value in kwargs.items():
+            if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
+                raise TaskError(f"generation setting '{name}' = {value!r} is not supported; known: {sorted(_KNOWN)}")
+        until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
+        if not all(isinstance(stop, str) for stop in until):
+            raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
+        is_sampled = bool(kwargs["do_sample"])
+        return cls(
+            max_gen_toks=_positive("max_gen_toks", kwargs["max_gen_toks"]),
+            until=tuple(stop for stop in until if stop),
+            temperature=float(kwargs.get("temperature") or 0.0) if is_sampled else 0.0,
+            top_p=float(_given(kwargs.get("top_p"), 1.0)) if is_sampled else 1.0,
+            top_k=int(_given(kwargs.get("top_k"), 0)) if is_sampled else 0,
+            seed=int(_given(kwargs.get("seed"), seed)),
+            max_length=kwargs.get("max_length"),
+        )
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.temperature > 0
+
+    def request(self, prompt: Sequence[int], max_length: int, repeat: int, stops: Sequence[str]) -> GenerationRequest:
+        """The request for token ids `prompt`; `repeat` counts earlier requests with the same arguments."""
+        budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
+        if budget < 1 or budget >= max_length:
+            raise TaskError(
+                f"'max_gen_toks' = {budget} leaves no room for a prompt of {len(prompt)} tokens: it must be positive "
+                f"and below the model's max_length of {max_length}"
+            )
+        return GenerationRequest(
+            prompt=list(prompt),
+            max_new_tokens=budget,
+            stop=tuple(stops),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=_stream(self.seed, prompt, repeat) if self.is_sampled else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Where a model's reasoning ends: `end` is a text, a token id, or None for models that write no reasoning."""
+
+    end: str | int | None
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, end: str | int | None, tokenizer: Tokenizer) -> Thinking:
+        """A text that is one special token becomes its id, because decoding leaves special tokens out."""
+        thinking = cls(end, tokenizer)
+        special = thinking._special_id(end) if isinstance(end, str) else None
+        return thinking if special is None else cls(special, tokenizer)
+
+    def stops(self, until: Sequence[str]) -> tuple[str, ...]:
+        """The texts of `until` that may end the generation. Plain text may occur in the reasoning, so that the
+        answer is only cut there afterwards."""
+        if self.end is None:
+            return tuple(until)
+        return tuple(stop for stop in until if self._special_id(stop) is not None)
+
+    def answer(self, tokens: Sequence[int], until: Sequence[str]) -> str:
+        """The text behind the last end of reasoning, without white space in front, cut before the first stop."""
+        tokenizer = self.tokenizer
+        if isinstance(self.end, int) and self.end in tokens:
+            last = len(tokens) - 1 - list(reversed(tokens)).index(self.end)
+            text = tokenizer.decode(tokens[last + 1 :]).lstrip()
+        else:
+            text = tokenizer.decode(tokens)
+        end = self.end if isinstance(self.end, str) else None
+        return str(postprocess_generated_text(text, stop=list(until), think_end_token=end))
+
+    def _special_id(self, text: str) -> int | None:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise TaskError(f"generation setting '{name}' = {value}: give a positive integer")
+    return value
+
+
+def _stream(seed: int, prompt: Sequence[int], repeat: int) -> int:
+    """A seed of its own for every prompt and repeat, whatever the order of the requests; 32 bits."""
+    text = f"{seed}/{repeat}/{','.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")

@@ -1,0 +1,84 @@
+"""lm-eval's requests (its `Instance`s) on their way to a session: by type, in slices, under a progress bar.
+
+Knows no model, no tokenizer and no session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
+from olive_ext.text.requests import GenerationRequest
+
+Item = TypeVar("Item")
+Encoded = TypeVar("Encoded")
+
+Key = tuple[str, str] | None
+TokenRequest = tuple[Key, Sequence[int], Sequence[int]]
+"""lm-eval's cache key, context ids and target ids."""
+
+Answer = tuple[float, bool]
+CERTAIN: Answer = (0.0, True)
+"""The answer for an empty continuation."""
+
+SLICE = 4096
+"""Requests of a slice: enough to share prefixes in, few enough to hold their tokens."""
+
+
+@dataclass(frozen=True)
+class PendingGeneration:
+    """One generation, and the indices of lm-eval's requests that its output answers."""
+
+    settings: GenerationSettings
+    request: GenerationRequest
+    owners: list[int]
+
+
+def encoded_slices(
+    items: Sequence[Item],
+    key: Callable[[Item], str],
+    encode: Callable[[Sequence[Item]], Encoded],
+    size: int = SLICE,
+) -> Iterator[tuple[list[int], Encoded]]:
+    """(indices into `items`, result of `encode` for these items) for slices of `items` sorted by `key`.
+
+    In sorted order neighbours share prefixes, so little sharing is lost between slices. `encode` runs in a thread of
+    its own, one slice ahead; what it raises is raised here.
+    """
+    order = sorted(range(len(items)), key=lambda place: key(items[place]))
+    slices = [order[start : start + size] for start in range(0, len(order), size)]
+    with ThreadPoolExecutor(1, thread_name_prefix="encode") as pool:
+        begun: deque[Future[Encoded]] = deque()
+        for number, places in enumerate(slices):
+            for following in slices[number + len(begun) : number + 2]:
+                begun.append(pool.submit(encode, [items[place] for place in following]))
+            yield places, begun.popleft().result()
+
+
+@contextmanager
+def progress_bar(
+    doing: str, total: int, num_tokens: Callable[[], int], is_disabled: bool
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be called with the number of requests that are newly done.
+
+    The bar shows requests done, tokens fed per second (`num_tokens` counts those fed so far) and the time left. It
+    appears on a terminal only, never in a file or a pipe.
+    """
+    before, begin = num_tokens(), time.monotonic()
+    with tqdm(total=total, desc=doing, disable=is_disabled or None) as bar:
+
+        def advance(count: int) -> None:
+            if not bar.disable:
+                speed = (num_tokens() - before) / max(time.monotonic() - begin, 1e-9)
+                bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+            bar.update(count)
+
+        yield advance

@@ -1,0 +1,123 @@
+"""One run of lm-eval: from a model and loaded tasks to results and samples. Knows no kind of model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lm_eval
+from lm_eval.api.model import LM, CacheHook
+from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
+
+from olive_ext.backends.lm_eval_patches import patched_lm_eval
+from olive_ext.backends.task_loading import LoadedTasks, Seeds
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ConfigError, named_failures
+
+__all__ = ["LM", "run_tasks", "sample_line"]
+
+
+def run_tasks(
+    lm: LM,
+    tasks: LoadedTasks,
+    settings: EvaluationSettings,
+    *,
+    seeds: Seeds,
+    cache_stem: str | None = None,
+    progress: bool = False,
+    log_samples: bool = False,
+) -> dict[str, Any]:
+    """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and with
+    `chat_template_sha` where a chat template is applied.
+
+    Answers are cached in the database `<cache_stem>_rank0.db`. Raises `TaskError` where a task, its data or a setting
+    cannot be evaluated, `RunError` where the machine fails.
+    """
+    with (
+        named_failures("the evaluation stopped"),
+        patched_lm_eval(progress),
+        chosen_template(lm, settings.apply_chat_template),
+        _cache_closed(lm),
+    ):
+        results: dict[str, Any] = lm_eval.simple_evaluate(
+            model=lm,
+            tasks=list(tasks.tasks),
+            task_manager=tasks,
+            num_fewshot=settings.num_fewshot,
+            limit=settings.limit,
+            bootstrap_iters=settings.bootstrap_iters,
+            log_samples=log_samples or settings.sample_log_num > 0,
+            apply_chat_template=settings.apply_chat_template,
+            system_instruction=settings.system_instruction,
+            fewshot_as_multiturn=settings.fewshot_as_multiturn,
+            gen_kwargs=dict(settings.gen_kwargs) or None,
+            use_cache=cache_stem,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            random_seed=seeds.python,
+            numpy_random_seed=seeds.numpy,
+            torch_random_seed=seeds.torch,
+            fewshot_random_seed=seeds.fewshot,
+        )
+        if settings.apply_chat_template:
+            results["chat_template_sha"] = _template_sha(lm)
+    return results
+
+
+def _template_sha(lm: LM) -> str | None:
+    """SHA-256 of the template that was applied, as lm-eval's command line reports it; None where a server applies the
+    template, so that it is not known."""
+    template = lm.chat_template(True)
+    return hash_string(template) if template else None
+
+
+@contextmanager
+def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
+    """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
+    uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
+    if isinstance(name, bool):
+        yield
+        return
+    tokenizer = getattr(lm, "tokenizer", None)
+    written: Any = getattr(tokenizer, "chat_template", None)
+    templates: dict[str, str] = written if isinstance(written, dict) else {}
+    names = sorted(templates)
+    if tokenizer is None or name not in names:
+        known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
+        raise ConfigError(f"'apply_chat_template' = {name!r}: give {known}")
+    tokenizer.chat_template = templates[name]
+    try:
+        yield
+    finally:
+        tokenizer.chat_template = templates
+
+
+@contextmanager
+def _cache_closed(lm: LM) -> Iterator[None]:
+    """Closes the database of answers at the end: a thread writes to it, and closing waits for that, also after an
+    interruption."""
+    try:
+        yield
+    finally:
+        database = lm.cache_hook.dbdict
+        if database is not None:
+            database.close()
+            lm.set_cache_hook(CacheHook(None))
+
+
+def sample_line(sample: Mapping[str, Any]) -> str:
+    """One logged sample as a JSON line, in the form of lm-eval's own samples_*.jsonl."""
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(values)}
+        for i, values in enumerate(sample["arguments"])
+    }
+    line = {
+        **sample,
+        "resps": sanitize_list(sample["resps"]),
+        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+        "arguments": arguments,
+        "target": str(sample["target"]),
+    }
+    return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"

@@ -1,0 +1,116 @@
+"""Peers: lm-eval's own backends, which ours is compared with, opened on the same model with as many threads.
+
+Knows no request and no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm_eval.api.model import LM
+
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The arguments with which every backend is opened. None leaves a backend its own default."""
+
+    model: str
+    hf: str | None = None
+    batch_size: int | None = None
+    num_threads: int | None = None
+    execution_provider: str | None = None
+    provider_options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_length: int | None = None
+    add_bos_token: bool | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def open_backend(name: str, opening: Opening) -> LM:
+    """Opens one of lm-eval's backends, or ours; exceptions of the backend pass unchanged."""
+    if name in ("onnxruntime", "onnxruntime-genai"):
+        return _open_onnx(name, opening)
+    return _open_hf(opening) if name == "hf" else _open_ours(opening)
+
+
+def _open_ours(opening: Opening) -> LM:
+    threads = {} if opening.num_threads is None else {"num_threads": opening.num_threads}
+    return OrtLM(
+        opening.model,
+        batch_size=opening.batch_size or "auto",
+        execution_provider=opening.execution_provider,
+        provider_options=dict(opening.provider_options) or None,
+        max_length=opening.max_length,
+        add_bos_token=opening.add_bos_token,
+        engine={**opening.engine, **threads},
+    )
+
+
+def _open_hf(opening: Opening) -> LM:
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    if opening.num_threads is not None:
+        torch.set_num_threads(opening.num_threads)
+    return HFLM(
+        opening.hf,
+        device=opening.device,
+        dtype=opening.dtype,
+        batch_size=opening.batch_size or 1,
+        max_length=opening.max_length,
+        add_bos_token=opening.add_bos_token,
+    )
+
+
+def _open_onnx(name: str, opening: Opening) -> LM:
+    from lm_eval.models.onnxruntime_genai import ONNXRuntimeGenAILM
+    from lm_eval.models.onnxruntime_ort import ONNXRuntimeLM
+
+    with fixed_threads(opening.num_threads):
+        return {"onnxruntime": ONNXRuntimeLM, "onnxruntime-genai": ONNXRuntimeGenAILM}[name](
+            opening.model,
+            execution_provider=opening.execution_provider,
+            max_length=opening.max_length,
+            provider_options=dict(opening.provider_options),
+        )
+
+
+@contextmanager
+def fixed_threads(number: int | None) -> Iterator[None]:
+    """Inside, ONNX Runtime and onnxruntime-genai open models with `number` threads: no peer has a setting for it.
+
+    None changes nothing. Raises `ConfigError` where the installed onnxruntime-genai has no way to set it.
+    """
+    if number is None:
+        yield
+        return
+    import onnxruntime
+    import onnxruntime_genai
+
+    kept_session, kept_config = onnxruntime.InferenceSession, onnxruntime_genai.Config
+
+    def session(path: Any, sess_options: Any = None, **options: Any) -> Any:
+        sess_options = sess_options or onnxruntime.SessionOptions()
+        sess_options.intra_op_num_threads = number
+        return kept_session(path, sess_options, **options)
+
+    def config(path: str) -> Any:
+        made = kept_config(path)
+        if not hasattr(made, "overlay"):
+            raise ConfigError("'num_threads': this onnxruntime-genai cannot be told; leave it at \"auto\"")
+        made.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": number}}}}))
+        return made
+
+    onnxruntime.InferenceSession, onnxruntime_genai.Config = session, config
+    try:
+        yield
+    finally:
+        onnxruntime.InferenceSession, onnxruntime_genai.Config = kept_session, kept_config

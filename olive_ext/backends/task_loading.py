@@ -1,0 +1,192 @@
+"""The loading of lm-eval tasks, which comes before any model is opened. Knows no model.
+
+lm-eval's own start reads all its 14,000 task files (10 to 45 s). They are read only where a name is a group, a tag, or
+lies in a file of another name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import numpy as np
+import torch
+import yaml
+from lm_eval.tasks import TaskManager
+
+from olive_ext.errors import TaskError, named_failures
+
+Spec = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The four seeds of lm-eval, with its own defaults."""
+
+    python: int = 0
+    numpy: int = 1234
+    torch: int = 1234
+    fewshot: int = 1234
+
+    @classmethod
+    def of(cls, seed: int | None) -> Seeds:
+        """One seed for all four; None takes lm-eval's defaults."""
+        return cls() if seed is None else cls(seed, seed, seed, seed)
+
+    def plant(self) -> None:
+        """Sets the global generators, which some tasks draw from while they load."""
+        random.seed(self.python)
+        np.random.seed(self.numpy)
+        torch.manual_seed(self.torch)
+
+
+class LoadedTasks:
+    """Stands in for lm-eval's `TaskManager`: `load` returns the tasks that are loaded already.
+
+    It also restores the states that the random generators had after loading, so that lm-eval draws the same numbers as
+    if it had loaded the tasks itself.
+    """
+
+    def __init__(self, manager: TaskManager, loaded: Mapping[str, Any]) -> None:
+        self._loaded = loaded
+        self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self.task_index = manager.task_index
+
+    @property
+    def tasks(self) -> Mapping[str, Any]:
+        """Every leaf task by name."""
+        tasks: Mapping[str, Any] = self._loaded["tasks"]
+        return tasks
+
+    @property
+    def groups(self) -> Mapping[str, Any]:
+        """Every group by name, subgroups too."""
+        groups: Mapping[str, Any] = self._loaded.get("groups", {})
+        return groups
+
+    def load(self, _: object) -> Mapping[str, Any]:
+        """lm-eval's `TaskDict`: tasks, groups and group_map."""
+        python, numpy, torch_state = self._states
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_state)
+        return self._loaded
+
+
+def load_tasks(
+    specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, seeds: Seeds | None = None
+) -> LoadedTasks:
+    """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
+
+    Raises:
+        TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
+            or data cannot be loaded.
+    """
+    folders = task_folders(include_path)
+    with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
+        manager = TaskManager(include_path=folders, include_defaults=False)
+        found = [_find(spec, manager.task_index) for spec in specs]
+        if any(missing for _, missing in found):
+            manager = TaskManager(include_path=folders)
+            found = [_find(spec, manager.task_index) for spec in specs]
+            unknown = [name for _, missing in found for name in missing]
+            if unknown:
+                raise TaskError(_unknown(unknown, manager.all_tasks))
+        (seeds or Seeds()).plant()
+        return LoadedTasks(manager, manager.load([spec for spec, _ in found]))
+
+
+def _names(specs: Sequence[Spec]) -> str:
+    names = [spec if isinstance(spec, str) else str(spec.get("task") or spec.get("group")) for spec in specs]
+    return ", ".join(repr(name) for name in names)
+
+
+def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
+    """The folders of task files as a list; raises `TaskError` for one that does not exist."""
+    folders = [include_path] if isinstance(include_path, str) else list(include_path or ())
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise TaskError(f"'include_path' = {folder!r}: no such folder")
+    return folders
+
+
+def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], list[str]]:
+    """The spec as lm-eval's `TaskManager` over `index` accepts it, and the names in it that `index` lacks."""
+    if isinstance(spec, Mapping):
+        if "task" not in spec and "group" not in spec:
+            raise TaskError(f"an inline task needs the key 'task' or 'group', this one has {sorted(spec)}")
+        return dict(spec), list(_members(spec, index))
+    if spec in index:
+        return spec, list(_members(index[spec].cfg or {}, index))
+    if spec.endswith((".yaml", ".yml")) or os.sep in spec:
+        path = Path(spec).expanduser()
+        if not path.is_file():
+            raise TaskError(f"unknown task '{spec}': no such file")
+        return spec, list(_members(_read(path), index))
+    shipped = shipped_file(spec)
+    return (str(shipped), []) if shipped else (spec, [spec])
+
+
+def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[str]:
+    """Names that a group refers to and that `index` lacks; lm-eval would treat them as new, empty tasks."""
+    members = config.get("task") if "group" in config else None
+    for member in members if isinstance(members, list) else []:
+        if isinstance(member, str):
+            if member in index:
+                yield from _members(index[member].cfg or {}, index)
+            else:
+                yield member
+        elif isinstance(member, Mapping):
+            name = member.get("task")
+            if isinstance(name, str) and name not in index and not {"dataset_path", "class"} & set(member):
+                yield name
+            yield from _members(member, index)
+
+
+class _Reader(yaml.SafeLoader):
+    """Reads a task file without importing the functions that it names."""
+
+
+_Reader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    config = yaml.load(path.read_text(encoding="utf-8"), Loader=_Reader)
+    if not isinstance(config, Mapping):
+        raise TaskError(f"task file '{path}' holds no mapping")
+    return config
+
+
+def shipped_file(name: str) -> Path | None:
+    """lm-eval's own file NAME.yaml, where there is exactly one and it defines the task NAME and no group."""
+    paths = _shipped_files().get(name, ())
+    if len(paths) != 1:
+        return None
+    text = paths[0].read_text(encoding="utf-8")
+    is_task = re.search(rf"^task:\s*[\"']?{re.escape(name)}[\"']?\s*$", text, re.MULTILINE)
+    return paths[0] if is_task and not re.search(r"^(group|class):", text, re.MULTILINE) else None
+
+
+@lru_cache(maxsize=1)
+def _shipped_files() -> Mapping[str, tuple[Path, ...]]:
+    files: dict[str, tuple[Path, ...]] = {}
+    for path in Path(lm_eval.tasks.__file__).parent.rglob("*.yaml"):
+        files[path.stem] = (*files.get(path.stem, ()), path)
+    return files
+
+
+def _unknown(names: Sequence[str], known: Sequence[str]) -> str:
+    parts = []
+    for name in dict.fromkeys(names):
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else "no task has a similar name"
+        parts.append(f"unknown task '{name}': {hint}")
+    return "; ".join(parts)

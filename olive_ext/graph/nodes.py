@@ -1,0 +1,213 @@
+"""Nodes of a graph: added under names that collide with nothing in it, searched, and removed where nothing reads them.
+
+Knows ONNX's operator versions, but not what is being built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from olive_ext.errors import ModelError
+
+OLDEST_OPSET = 11
+"""Negative indices in Gather, which everything here relies on, came with opset 11."""
+
+_AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
+"""Reductions used here, and the opset since which their axes are an input instead of an attribute."""
+
+
+class NodeWriter:
+    """Appends nodes to `graph` in place; every method returns the name of the value that its nodes compute."""
+
+    def __init__(self, graph: onnx.GraphProto, opset: int, prefix: str) -> None:
+        if opset < OLDEST_OPSET:
+            raise ModelError(f"the graph's opset is {opset}; {OLDEST_OPSET} or later is needed")
+        self._graph = graph
+        self._opset = opset
+        self._prefix = prefix
+        self._names = set(all_names(graph))
+
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        """A new node of the default domain with one output, named `output` where given."""
+        name = self._fresh(op)
+        self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
+        return output or name
+
+    def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """A new node of the default domain with `count` outputs."""
+        outputs = [self._fresh(op) for _ in range(count)]
+        self._graph.node.append(helper.make_node(op, inputs, outputs, name=outputs[0], **attributes))
+        return outputs
+
+    def reduce(self, op: str, value: str, *, keepdims: int = 0) -> str:
+        """A reduction over the last axis, in the form of the graph's opset."""
+        if self._opset >= _AXES_AS_INPUT[op]:
+            return self.add(op, [value, self.integers([-1])], keepdims=keepdims)
+        return self.add(op, [value], axes=[-1], keepdims=keepdims)
+
+    def sum_columns(self, values_RV: str, size: int | None) -> str:
+        """The sum over the last axis of `values_RV` [R, V], as [R, 1].
+
+        It is taken in two stages of about sqrt(V) elements where V = `size` is known and has such a divisor: that keeps
+        the error of sums of exponentials near 1e-6, whatever a device does.
+        """
+        block = 1 if size is None else largest_block(size)
+        if size is not None and block > 1:
+            blocks = self.add("Reshape", [values_RV, self.integers([-1, size // block, block])])
+            values_RV = self.reduce("ReduceSum", blocks)
+        return self.reduce("ReduceSum", values_RV, keepdims=1)
+
+    def shape(self, lead: Sequence[int], value: str, size: int | None) -> str:
+        """The shape [*lead, size of the last axis of `value`], computed at run time where `size` is not known."""
+        if size is not None:
+            return self.integers([*lead, size])
+        last = self.add("Gather", [self.add("Shape", [value]), self.integers([-1])], axis=0)
+        return self.add("Concat", [self.integers(lead), last], axis=0)
+
+    def clone(self, node: onnx.NodeProto, renames: Mapping[str, str]) -> dict[str, str]:
+        """Adds a copy of `node` over renamed inputs; returns the new name of each of its outputs."""
+        copy = self._graph.node.add()
+        copy.CopyFrom(node)
+        made = {output: self._fresh(node.op_type) for output in node.output if output}
+        copy.name = self._fresh(node.op_type)
+        copy.input[:] = [renames.get(value, value) for value in node.input]
+        copy.output[:] = [made.get(output, "") for output in node.output]
+        return made
+
+    def integers(self, values: int | Sequence[int]) -> str:
+        """An int64 constant: a scalar, or one axis."""
+        name = self._fresh("integers")
+        dims = [] if isinstance(values, int) else [len(values)]
+        flat = [values] if isinstance(values, int) else values
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, dims, flat))
+        return name
+
+    def number(self, value: float) -> str:
+        """A float32 constant, a scalar."""
+        name = self._fresh("number")
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [value]))
+        return name
+
+    def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+        """A new graph input. Its name is part of the contract, so a collision is an error, not a new name."""
+        self._claim(name)
+        self._graph.input.append(helper.make_tensor_value_info(name, elem_type, shape))
+        return name
+
+    def output(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+        """Declares a new graph output, for a node to be added that writes it."""
+        self._claim(name)
+        self._graph.output.append(helper.make_tensor_value_info(name, elem_type, shape))
+        return name
+
+    def _fresh(self, hint: str) -> str:
+        number = 0
+        while (name := f"{self._prefix}/{hint}_{number}") in self._names:
+            number += 1
+        self._names.add(name)
+        return name
+
+    def _claim(self, name: str) -> None:
+        if name in self._names:
+            raise ModelError(f"the graph already has a value named '{name}', which the scoring head needs")
+        self._names.add(name)
+
+
+def largest_block(size: int) -> int:
+    """The largest divisor of `size` up to its square root."""
+    return next(block for block in range(math.isqrt(size), 0, -1) if size % block == 0)
+
+
+def model_of(graph: onnx.GraphProto, opset: int, *domains: str) -> onnx.ModelProto:
+    """A model of its own around `graph`: version `opset` of ONNX's own operators, version 1 of the other `domains`."""
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that the model is written in."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of all nodes and values, those of subgraphs included."""
+    for body in (graph, *nested_graphs(graph.node)):
+        yield from (value.name for value in (*body.input, *body.output))
+        yield from (tensor.name for tensor in body.initializer)
+        for node in body.node:
+            yield from (node.name, *node.input, *node.output)
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of an attribute, or `default` where the node has none of that name."""
+    return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), default)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of If, Loop and Scan."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The bodies of `nodes`, and the bodies of nodes inside them."""
+    for node in nodes:
+        for body in subgraphs(node):
+            yield body
+            yield from nested_graphs(body.node)
+
+
+def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """The values that nodes read, their subgraphs included, which may also name values of their own."""
+    nodes = list(nodes)
+    for body in nested_graphs(nodes):
+        nodes += body.node
+        yield from (output.name for output in body.output)
+    yield from (name for node in nodes for name in node.input if name)
+
+
+def drop_shape_hints(graph: onnx.GraphProto) -> None:
+    """Removes in place the shapes that the exporter noted for intermediate values, where a length in one is symbolic.
+
+    A noted shape may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all
+    tokens). ONNX Runtime then puts values that seem equally large in one buffer, and fails. It infers what it needs.
+    """
+    hints = ((index, value.type.tensor_type.shape.dim) for index, value in enumerate(graph.value_info))
+    _delete(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
+
+
+def remove_dead(graph: onnx.GraphProto, value: str) -> None:
+    """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
+    producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    uses = Counter(reads(graph.node))
+    uses.update(output.name for output in graph.output)
+    dead: set[int] = set()
+    gone = {value}
+    pending = [value]
+    while pending:
+        index = producers.get(pending.pop())
+        if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
+            continue
+        dead.add(index)
+        gone.update(graph.node[index].output)
+        uses.subtract(reads([graph.node[index]]))
+        unread = {name for name in reads([graph.node[index]]) if not uses[name]}
+        gone |= unread
+        pending += unread
+    _delete(graph.node, dead)
+    _delete(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
+    _delete(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
+
+
+def _delete(field: Any, indices: Iterable[int]) -> None:
+    """Deletes items of a repeated field one by one: assigning the others would copy them, weights included."""
+    for index in sorted(indices, reverse=True):
+        del field[index]

@@ -1,0 +1,70 @@
+"""ONNX files: a graph read without its external weights, and the files in which those weights lie.
+
+Knows files and protobufs, but no session and no provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto as ModelProto
+
+from olive_ext.errors import ModelError
+from olive_ext.graph.nodes import nested_graphs
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """The model at `path`; external data stays on disk. Raises ModelError when the file is missing or not ONNX."""
+    try:
+        model = onnx.load(path, format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise ModelError(f"{path}: is not an ONNX model, or is damaged (its protobuf does not parse)") from error
+    if not model.graph.node or not model.graph.output or not model.opset_import:
+        raise ModelError(f"{path}: is not an ONNX model: it holds no graph with nodes and outputs")
+    return model
+
+
+def external_locations(model: onnx.ModelProto) -> set[str]:
+    """The files that hold the model's external weights, as written in it: relative to the model's own folder."""
+    return {entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"}
+
+
+def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
+    """A copy of `model` that refers to its external weights by the file names of `renames`, old name to new.
+
+    `model` itself where nothing is to be renamed: a copy of inline weights would take their size in memory.
+    ONNX Runtime refuses a model from memory whose data file is a symbolic link, as in Hugging Face's cache; it takes
+    the real file's name with the real file's folder.
+    """
+    if not external_locations(model) & renames.keys():
+        return model
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    for tensor in _tensors(moved):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = renames.get(entry.value, entry.value)
+    return moved
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the model: initializers, and attributes of nodes in graphs, subgraphs and functions."""
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    yield from _node_tensors(nodes)
+    for graph in (model.graph, *nested_graphs(nodes)):
+        yield from graph.initializer
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+        if graph is not model.graph:
+            yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors

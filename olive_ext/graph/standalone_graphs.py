@@ -1,0 +1,94 @@
+"""Small graphs that run beside a decoder: moves of KV rows in memory that the host cannot address, and one attention.
+
+Each is a serialized model of opset 18. Knows no decoder and no session.
+
+Axes: N slots, H heads, L positions, D head size, S tokens, P past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from olive_ext.graph.nodes import model_of
+
+INPUTS = ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length")
+OUTPUT = "attended"
+"""Inputs and output of `attention_graph`. The graphs of KV rows have `x<i>` and `y<i>` for each KV tensor."""
+
+_value = helper.make_tensor_value_info
+
+
+def slice_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` = the first `length`[1] positions of `x` [N,H,L,D]."""
+    nodes = [helper.make_node("Slice", [f"x{i}", "start", "length", "axis"], [f"y{i}"]) for i in range(len(elem_types))]
+    constants = [
+        helper.make_tensor("start", TensorProto.INT64, [1], [0]),
+        helper.make_tensor("axis", TensorProto.INT64, [1], [2]),
+    ]
+    return _rows_graph(nodes, elem_types, ["x"], ("length", [1]), constants=constants)
+
+
+def take_row_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` [1,H,L,D] = row `row`[1] of `x` [N,H,L,D]."""
+    nodes = [helper.make_node("Gather", [f"x{i}", "row"], [f"y{i}"], axis=0) for i in range(len(elem_types))]
+    return _rows_graph(nodes, elem_types, ["x"], ("row", [1]))
+
+
+def put_row_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` [N,H,L,D] = `x` with row `row`[1,1] replaced by `r` [1,H,L,D]; x and y may be one buffer."""
+    nodes = [helper.make_node("ScatterND", [f"x{i}", "row", f"r{i}"], [f"y{i}"]) for i in range(len(elem_types))]
+    return _rows_graph(nodes, elem_types, ["x", "r"], ("row", [1, 1]))
+
+
+def fork_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` = `x` [N,...] with rows `target`[K,1] replaced by rows `source`[K]; x and y may be one buffer."""
+    nodes = []
+    for i in range(len(elem_types)):
+        nodes.append(helper.make_node("Gather", [f"x{i}", "source"], [f"r{i}"], axis=0))
+        nodes.append(helper.make_node("ScatterND", [f"x{i}", "target", f"r{i}"], [f"y{i}"]))
+    return _rows_graph(nodes, elem_types, ["x"], ("source", ["K"]), ("target", ["K", 1]))
+
+
+def copy_graph(elem_types: Sequence[int]) -> bytes:
+    """`y` = `x`."""
+    nodes = [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in range(len(elem_types))]
+    return _rows_graph(nodes, elem_types, ["x"])
+
+
+def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
+    """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] behind a past [1, H, P, D], to `attended` of the
+    shape of `query`. `seqlens_k` int32[1] is the total length less one."""
+    tokens: list[str | int | None] = [1, "S", num_heads * head_size]
+    past: list[str | int | None] = [1, num_heads, "P", head_size]
+    inputs = [_value(name, elem_type, tokens if i < 3 else past) for i, name in enumerate(INPUTS[:5])]
+    inputs += [_value("seqlens_k", TensorProto.INT32, [1]), _value("total_sequence_length", TensorProto.INT32, [])]
+    outputs = [_value(OUTPUT, elem_type, tokens)]
+    outputs += [_value(name, elem_type, [1, num_heads, "T", head_size]) for name in ("present_key", "present_value")]
+    heads: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": num_heads}
+    names = [output.name for output in outputs]
+    node = helper.make_node("GroupQueryAttention", INPUTS, names, domain="com.microsoft", **heads)
+    return _serialized(helper.make_graph([node], "attention", inputs, outputs), "com.microsoft")
+
+
+def _rows_graph(
+    nodes: list[NodeProto],
+    elem_types: Sequence[int],
+    tensors: Sequence[str],
+    *indices: tuple[str, list[int | str]],
+    constants: Sequence[TensorProto] = (),
+) -> bytes:
+    inputs = [
+        _value(f"{name}{i}", kind, [f"{name}{i}_{axis}" for axis in "NHLD"])
+        for name in tensors
+        for i, kind in enumerate(elem_types)
+    ]
+    inputs += [_value(name, TensorProto.INT64, shape) for name, shape in indices]
+    outputs = [_value(f"y{i}", kind, [f"y{i}_{axis}" for axis in "NHLD"]) for i, kind in enumerate(elem_types)]
+    return _serialized(helper.make_graph(nodes, "rows", inputs, outputs, list(constants)))
+
+
+def _serialized(graph: GraphProto, *domains: str) -> bytes:
+    return bytes(model_of(graph, 18, *domains).SerializeToString())

@@ -1,0 +1,238 @@
+"""Conversion of a session's requests to the engine's, and of the engine's results back: above strings, below tokens.
+
+A request that must be scored in several windows becomes several engine requests, whose results are joined again. A
+window's last token is never fed, so a window may hold `max_length` + 1 tokens. Knows no engine run, and no audio:
+features are made by whoever has the sound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
+from olive_ext.errors import ConfigError, TaskError
+from olive_ext.text.generation_bounds import StopChecker
+from olive_ext.text.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    Prompt,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    SourceInput,
+)
+from olive_ext.text.tokenizer import Tokenizer
+
+Output = TypeVar("Output")
+
+
+@dataclass(frozen=True)
+class Window:
+    """One forward pass: `tokens`, of which the last `num_targets` are scored."""
+
+    tokens: tuple[int, ...]
+    num_targets: int
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What decides how requests for an encoder-decoder are converted; a session of a decoder has none."""
+
+    takes_features: bool
+    start: tuple[int, ...]
+    """Tokens with which the decoder begins; empty where no configuration names them."""
+
+    def begin(self) -> list[int]:
+        """`start`; `ConfigError` where it is not known."""
+        if not self.start:
+            raise ConfigError(
+                "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
+            )
+        return list(self.start)
+
+
+@dataclass(frozen=True)
+class Converted(Generic[Output]):
+    """One request of the session as requests of the engine, and the function from their results, in that order, to the
+    session's output."""
+
+    requests: tuple[Request, ...]
+    output: Callable[[Sequence[Result]], Output]
+    is_truncated: bool = False
+    """Whether the text was cut on the left to fit."""
+
+
+def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest) -> list[int]:
+    """A decoder's prompt: ids as they are, text with the tokenizer's special tokens, messages by the chat template,
+    which writes its own special tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt) or [tokenizer.prefix_token_id]
+    messages = [item for item in prompt if not isinstance(item, int)]
+    if messages:
+        text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
+        return tokenizer.encode(text, add_special_tokens=False) or [tokenizer.prefix_token_id]
+    return [item for item in prompt if isinstance(item, int)]
+
+
+def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
+    """The prompt of an encoder-decoder's decoder: ids as they are, text behind the decoder's first tokens."""
+    if isinstance(prompt, str):
+        return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
+    if not all(isinstance(item, int) for item in prompt):
+        raise ConfigError("an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'")
+    return [item for item in prompt if isinstance(item, int)] or encoding.begin()
+
+
+def make_source(
+    tokenizer: Tokenizer, given: SourceInput | None, encoding: Encoding | None, max_length: int
+) -> Source | None:
+    """The engine's source. Text gets the special tokens of the encoder's tokenizer; a text or ids longer than
+    `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is missing or of the wrong kind.
+    """
+    if encoding is None:
+        if given is not None:
+            raise ConfigError("'source' is for encoder-decoders; this model has no encoder: give it as the prompt")
+        return None
+    if given is None:
+        wanted = "features" if encoding.takes_features else "a text or token ids"
+        raise ConfigError(f"this model is an encoder-decoder: 'source' must be {wanted}")
+    if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+        if not encoding.takes_features:
+            raise ConfigError("'source' is an array of features; the encoder of this model takes a text or token ids")
+        return Source(given.astype(np.float32, copy=False))
+    if encoding.takes_features:
+        kind = type(given).__name__
+        raise ConfigError(f"'source' is a {kind}; the encoder of this model takes features: give an array of floats")
+    ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
+    return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))
+
+
+def convert_generation(
+    tokenizer: Tokenizer,
+    request: GenerationRequest,
+    stop_ids: frozenset[int],
+    max_length: int,
+    encoding: Encoding | None = None,
+) -> Converted[GenerationOutput]:
+    """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
+    source = make_source(tokenizer, request.source, encoding, max_length)
+    tokens = (
+        decoder_tokens(tokenizer, request.prompt, encoding)
+        if encoding is not None
+        else prompt_tokens(tokenizer, request)
+    )
+    kept = fit_prompt(tokens, request.max_new_tokens, max_length)
+    checker = StopChecker(tokenizer, request.stop)
+    generation = Generation(
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        is_finished=checker if request.stop else None,
+    )
+
+    def output(results: Sequence[Result]) -> GenerationOutput:
+        (result,) = results
+        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason)
+
+    return Converted((Request(kept, generation=generation, source=source),), output, len(kept) < len(tokens))
+
+
+def scoring_tokens(tokenizer: Tokenizer, request: ScoringRequest) -> tuple[list[int], list[int]]:
+    """(context, target), neither empty. Two texts are encoded jointly; where one is given as ids, the other alone."""
+    context, target = request.context, request.target
+    if isinstance(context, str) and isinstance(target, str):
+        return tokenizer.encode_pair(context, target)
+    context_ids = (tokenizer.encode(context) if context else []) if isinstance(context, str) else list(context)
+    target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
+    return (context_ids, target_ids) if context_ids and target_ids else tokenizer.behind_prefix(target_ids)
+
+
+def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
+    """(context, target) for an encoder-decoder's decoder, each encoded alone."""
+    target = request.target
+    target_ids = tokenizer.encode_answer(target) if isinstance(target, str) else list(target)
+    if not target_ids:
+        raise TaskError("the target has no tokens: there is nothing to score")
+    return decoder_tokens(tokenizer, request.context, encoding), target_ids
+
+
+def convert_scoring(
+    tokenizer: Tokenizer, request: ScoringRequest, max_length: int, encoding: Encoding | None = None
+) -> Converted[ScoringOutput]:
+    """Raises `ConfigError` where a source is missing or not taken."""
+    source = make_source(tokenizer, request.source, encoding, max_length)
+    context, target = (
+        answer_tokens(tokenizer, request, encoding) if encoding is not None else scoring_tokens(tokenizer, request)
+    )
+    is_truncated = len(context) + len(target) > max_length + 1
+    requests = _window_requests(context, target, max_length, source)
+    return Converted(requests, partial(_scoring_output, requests), is_truncated)
+
+
+def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: int) -> Converted[RollingOutput]:
+    """An empty text becomes no request of the engine at all."""
+    prefix = tokenizer.prefix_token_id if request.prefix is None else request.prefix
+    text = request.text
+    target = tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
+    requests = _window_requests([prefix], target, max_length)
+    return Converted(requests, partial(_rolling_output, requests))
+
+
+def target_windows(context: Sequence[int], target: Sequence[int], max_length: int) -> list[Window]:
+    """Windows that score every token of `target` once, each with as much left context as `max_length` leaves.
+
+    A target of at most `max_length` tokens takes one window, `(context + target)[-(max_length + 1):]`, as in HFLM. A
+    longer one (HFLM stops with an assertion) is cut into disjoint windows. With the prefix token as context this is
+    lm-eval's `make_disjoint_window(get_rolling_token_windows(..., context_len=1))`. `context` holds a token or more.
+
+        max_length 3    context p    target a b c d e f g h
+        windows         p[a b c]     c[d e f]     e f[g h]     (scored in brackets; fed: all but the last)
+    """
+    whole = (*context, *target)
+    windows = []
+    for begin in range(0, len(target), max_length):
+        num_targets = min(max_length, len(target) - begin)
+        end = len(context) + begin + num_targets
+        windows.append(Window(whole[max(0, end - max_length - 1) : end], num_targets))
+    return windows
+
+
+def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> tuple[int, ...]:
+    """The end of the prompt that leaves room for `max_new_tokens`, as HFLM cuts it.
+
+    Raises `ConfigError` where no room is left for a prompt at all.
+    """
+    room = max_length - max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"'max_new_tokens' = {max_new_tokens} leaves no room for a prompt: it must be below the model's context "
+            f"(max_length) of {max_length} tokens"
+        )
+    return tuple(tokens[-room:])
+
+
+def _window_requests(
+    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None
+) -> tuple[Request, ...]:
+    windows = target_windows(context, target, max_length)
+    return tuple(Request(window.tokens, window.num_targets, source=source) for window in windows)
+
+
+def _scoring_output(requests: Sequence[Request], results: Sequence[Result]) -> ScoringOutput:
+    logprobs = tuple(logprob for result in results for logprob in result.logprobs)
+    is_greedy = all(greedy for result in results for greedy in result.is_greedy)
+    compared = join_compared(requests, results)
+    return ScoringOutput(math.fsum(logprobs), is_greedy, len(logprobs), logprobs, compared)
+
+
+def _rolling_output(requests: Sequence[Request], results: Sequence[Result]) -> RollingOutput:
+    scored = _scoring_output(requests, results)
+    return RollingOutput(scored.logprob, scored.token_count, scored.token_logprobs, scored.compared)

@@ -1,0 +1,123 @@
+"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request.
+
+A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
+stop) and are left out of the returned text. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ModelError
+from olive_ext.text.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"
+"""What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
+
+_MAX_HELD = 16
+"""More tokens held back than any one character is made of: their bytes will never become one."""
+
+
+def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str, Any]) -> frozenset[int]:
+    """Ids that end a generation: the tokenizer's EOS, and `eos_token_id` of the model's configurations."""
+    own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    return frozenset(own.union(_first_named("eos_token_id", directory, genai_config)))
+
+
+def read_start(directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations."""
+    return tuple(_first_named("decoder_start_token_id", directory, genai_config))
+
+
+def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[int]:
+    """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
+    in `directory`. Each may hold one id or a list; empty where none has any."""
+    for section in (genai_config.get("model", {}), *_read_configs(directory)):
+        if (named := section.get(key)) is not None:
+            return [named] if isinstance(named, int) else list(named)
+    return ()
+
+
+def _read_configs(directory: Path) -> Iterator[dict[str, Any]]:
+    """generation_config.json and config.json in `directory`, as far as they exist."""
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        if path.is_file():
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ModelError(f"'{path}' is not valid JSON: {error}") from error
+            yield content if isinstance(content, dict) else {}
+
+
+class StopChecker:
+    """Searches one growing list of tokens for `stops`; serves as `Generation.is_finished`.
+
+    Each call decodes only the tokens since the last whole character and the few before them that give the decoder its
+    context, so that n tokens cost O(n).
+
+        tokens    ... [context][fresh]           window: both, decoded together
+        text      tail ........[stable][held]    held: an unfinished character, seen again with the next token
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._tail_length = max((len(stop) for stop in stops), default=1) - 1
+        self._restart()
+
+    def _restart(self) -> None:
+        self._begin = 0  # of the window
+        self._read = 0  # tokens whose text is in the tail
+        self._context = ""  # text of tokens[begin:read]
+        self._tail = ""
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of `tokens` contains a stop. To be called after each token."""
+        if len(tokens) < self._read:  # another sequence, or this one generated anew
+            self._restart()
+        fresh = self._decode(tokens[self._begin :])[len(self._context) :]
+        stable = fresh.rstrip(_INCOMPLETE)
+        searched = self._tail + stable
+        if any(stop in searched for stop in self._stops):
+            return True
+        if stable == fresh or len(tokens) - self._read > _MAX_HELD:
+            self._begin, self._read = self._read, len(tokens)
+            self._context = self._decode(tokens[self._begin : self._read]).rstrip(_INCOMPLETE)
+            self._tail = searched[len(searched) - min(len(searched), self._tail_length) :]
+        return False
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens` without special tokens, cut exactly before the first stop."""
+        text = self._decode(tokens)
+        cut = self._find(text)
+        if cut < len(text):
+            tokens, rest = self._split(tokens, text, cut)
+            text = self._tokenizer.decode(tokens) + rest
+        else:
+            text = self._tokenizer.decode(tokens)
+        return text[: self._find(text)]
+
+    def _split(self, tokens: Sequence[int], text: str, cut: int) -> tuple[Sequence[int], str]:
+        """The tokens whose text ends at or before `cut`, and the text between their end and `cut`."""
+        low, high = 0, len(tokens)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if len(self._decode(tokens[:middle])) <= cut:
+                low = middle
+            else:
+                high = middle - 1
+        begun = self._decode(tokens[:low])
+        while low and not text.startswith(begun):  # it ends within a character
+            low -= 1
+            begun = self._decode(tokens[:low])
+        is_special = low < len(tokens) and tokens[low] in self._tokenizer.special_ids
+        return tokens[:low], "" if is_special else text[len(begun) : cut]
+
+    def _find(self, text: str) -> int:
+        return min((at for at in map(text.find, self._stops) if at >= 0), default=len(text))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)

@@ -1,0 +1,117 @@
+"""The run of Olive's engine that is in progress: state that passes and evaluators cannot reach from where Olive calls
+them, and the model it starts from as `"reference": "input_model"`. Opens nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olive_ext.config import INPUT_MODEL, EvaluationSettings, ReferenceConfig
+from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+
+logger = logging.getLogger("olive.olive_ext")
+"""The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
+
+_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
+_CHANGES = {
+    "adapter_path": "has an adapter",
+    "load_kwargs": "is loaded with its own arguments",
+    "external_initializers_file_name": "has external initializers",
+    "constant_inputs_file_name": "has constant inputs",
+}
+"""Keys of an input model that make it another model than the one at its path."""
+
+
+@dataclass
+class Run:
+    """One call of `Engine.run`."""
+
+    input_model: Any
+    """Olive's configuration of the model that the recipe starts from."""
+
+    output_dir: Path = field(default_factory=Path)
+    """Where Olive saves the output model: a folder, or a file in one."""
+
+    is_search: bool = False
+    failures: list[OliveExtError] = field(default_factory=list)
+    """Errors of our passes and evaluations; a search logs them and goes on."""
+
+    broken: RequirementError | None = None
+    """Bounds that the output model breaks, to be raised once it is saved."""
+
+    made_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Model id to the names of the passes that made it, without ours, which change nothing."""
+
+    current: tuple[str, ...] = ()
+    """The passes that made the model on which a pass is running."""
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of the files that Olive writes next to the output model."""
+        is_file = self.output_dir.suffix and not self.output_dir.is_dir()
+        return self.output_dir.parent if is_file else self.output_dir
+
+
+running: ContextVar[Run | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def recorded_failures() -> Iterator[None]:
+    """Adds an `OliveExtError` that leaves the block to the failures of the run in progress."""
+    try:
+        yield
+    except OliveExtError as error:
+        if (run := running.get()) is not None:
+            run.failures.append(error)
+        raise
+
+
+def input_model_path() -> str | None:
+    """Path of the model that the running recipe starts from; None outside of a run."""
+    run = running.get()
+    path = run.input_model.config.get("model_path") if run is not None else None
+    return path if isinstance(path, str) else None
+
+
+def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
+    """The settings with "input_model" as the reference replaced by its path; the same object where there is no such
+    reference."""
+    if settings.reference is None or not settings.reference.is_input_model:
+        return settings
+    return settings.model_copy(update={"reference": settled(settings.reference)})
+
+
+def settled(reference: ReferenceConfig) -> ReferenceConfig:
+    """The reference with "input_model" replaced by that model's path; others as they are.
+
+    Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
+    """
+    if not reference.is_input_model:
+        return reference
+    run = running.get()
+    if run is None:
+        raise ConfigError(
+            f"'reference' = '{INPUT_MODEL}' means the model that a workflow started from, and no workflow is running: "
+            "give the model's path"
+        )
+    config = run.input_model.config
+    kind, path = _KINDS.get(run.input_model.type.lower()), config.get("model_path")
+    if kind is None:
+        raise _refusal(f"is of type {run.input_model.type}: a reference is an HfModel or an ONNXModel")
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        raise _refusal("has no 'model_path' on this machine")
+    for key, problem in _CHANGES.items():
+        if config.get(key):
+            raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
+    place = str(Path(path).resolve()) if Path(path).exists() else path
+    name = config.get("onnx_file_name") if kind == "onnx" else None
+    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name})
+
+
+def _refusal(problem: str) -> ConfigError:
+    return ConfigError(f"'reference' = '{INPUT_MODEL}': the input model {problem}; give another model's path")

@@ -1,0 +1,197 @@
+"""Evaluations in Olive's cache: digests of everything that decides their numbers, and the hooks that apply them.
+
+Olive keys its caches to the recipe and to a part of the model's files only. Knows no recipe file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from olive_ext.backends.package_versions import versions
+from olive_ext.config import EvaluationSettings, ReferenceConfig, WorkflowSettings
+from olive_ext.errors import ModelError
+from olive_ext.model import content_hash, locate
+from olive_ext.run.gate import broken_bounds
+from olive_ext.workflow.current_run import logger, recorded_failures, running, settled
+from olive_ext.workflow.evaluator import report_folder, surfaced
+from olive_ext.workflow.handlers import tokenizer_candidates
+from olive_ext.workflow.metric_results import as_keyed, to_metrics
+from olive_ext.workflow.pass_reports import requirement_error
+from olive_ext.workflow.preflight import is_ours
+
+_TASK_FILES = (".yaml", ".yml")
+_DIGEST_BYTES = 8
+_CHUNK_BYTES = 1 << 24
+
+
+def environment(settings: EvaluationSettings) -> str:
+    """Digest (16 hex digits) of the versions in use, and of the task files, adapters and reference in the settings.
+
+    Files count by size and time of change, since data sets lie among them; those of the reference by their content.
+    """
+    adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
+    paths = sorted({*_task_files(settings), *adapters})
+    files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
+    reference = [] if settings.reference is None else [_reference(settled(settings.reference))]
+    return digest({"versions": versions(), "files": files, "reference": reference})
+
+
+def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:
+    """Digest of the model's files where Olive's model id leaves most of them out: an ONNX model given as a file.
+
+    Empty for other models, and where the files cannot be found: the evaluation then raises the error.
+    """
+    path, tokenizer = model_config.get("model_path"), settings.tokenizer
+    if model_type.lower() != "onnxmodel" or not isinstance(path, str) or not Path(path).is_file():
+        return ""
+    try:
+        candidates = tokenizer_candidates(model_config.get("model_attributes"))
+        return content_hash(locate(path, tokenizer=tokenizer, extra_tokenizer_candidates=candidates))
+    except ModelError:
+        return ""
+
+
+def _reference(reference: ReferenceConfig) -> list[Any]:
+    """The reference's settings and its content; of a model on the hub, the revision in the local cache."""
+    settings = reference.model_dump(mode="json", exclude={"path", "records_dir"})
+    path = Path(reference.path)
+    if not path.exists():
+        return [settings, reference.path, _snapshot(reference.path)]
+    folder = path if path.is_dir() else path.parent
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return [settings, _content(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))]
+
+
+@lru_cache(maxsize=8)
+def _content(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Digest of the files' names and bytes (about 1 s/GB); needed again for each pass and candidate."""
+    found = hashlib.sha256()
+    for path, size, _ in files:
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found.update(chunk)
+    return found.hexdigest()[: 2 * _DIGEST_BYTES]
+
+
+def _snapshot(name: str) -> str:
+    """The path of the model's config.json in the hub's cache, which contains the revision; empty where it has none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return found if isinstance(found, str) else ""
+
+
+def deciding(values: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """Settings as written, less those that change no number: bounds, the folder of the records, and `without`.
+
+    Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
+    """
+    kept = {name: value for name, value in values.items() if name != "require" and name not in without}
+    if isinstance(kept.get("reference"), Mapping):
+        kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
+    return kept
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of any value that JSON can represent."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _task_files(settings: EvaluationSettings) -> Iterator[Path]:
+    folders = settings.include_path or []
+    for folder in [folders] if isinstance(folders, str) else folders:
+        yield from _files(Path(folder), "**/*")
+    for task in settings.tasks:
+        if isinstance(task, str) and task.lower().endswith(_TASK_FILES):
+            yield from _files(Path(task).parent, "*")
+
+
+def _files(folder: Path, pattern: str) -> Iterator[Path]:
+    return (path for path in folder.glob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """The evaluation in progress, while it is one of ours."""
+
+    suffix: str
+    """Added to Olive's cache key."""
+
+    report: Path | None
+    """report.json that the evaluation writes."""
+
+
+_evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
+
+
+def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine._evaluate_model`: our evaluations get their own cache key, and are held against bounds."""
+    model, evaluator = given["model_config"], given["evaluator_config"]
+    if not is_ours(evaluator):
+        return proceed()
+    with recorded_failures():
+        with surfaced("the evaluation stopped"):
+            signal = _evaluate_keyed(model, evaluator, proceed)
+        _judge(engine, model, evaluator, signal)
+    return signal
+
+
+def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
+    if model.type.lower() == "compositemodel":
+        raise ModelError("Olive gives composite models to no evaluator: measure this one with the pass OrtLMEvaluation")
+    settings, written = WorkflowSettings.parse(evaluator.type_args), evaluator.to_json()
+    # Without output_dir: `load_evaluation` looks for the report there.
+    keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
+    suffix = digest([keyed, environment(settings), missed_files(model.type, model.config, settings)])
+    path, report = model.config.get("model_path"), None
+    if settings.output_dir is not None and isinstance(path, str):
+        report = report_folder(settings.output_dir, path) / "report.json"
+    token = _evaluation.set(_Evaluation(f"-{suffix}", report))
+    try:
+        return proceed()
+    finally:
+        _evaluation.reset(token)
+
+
+def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
+    """Holds an output model against the evaluator's bounds, and the input model where there is no other.
+
+    In a search the candidate is out at once; else Olive first saves the model and its metrics.
+    """
+    run, bounds = running.get(), WorkflowSettings.parse(evaluator.type_args).require
+    is_input = run is not None and engine.input_passes_configs and model is run.input_model
+    lines = broken_bounds(as_keyed(bounds), to_metrics(signal)) if bounds and not is_input else []
+    if not lines:
+        return
+    error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", lines)
+    if run is None or run.is_search:
+        raise error
+    run.broken = error
+
+
+def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine._load_evaluation`: under our key, and only where the report that goes with it exists."""
+    evaluation, model_id = _evaluation.get(), given["model_id"]
+    if evaluation is None:
+        return proceed()
+    if evaluation.report is not None and not evaluation.report.exists():
+        return None  # the numbers may be known, but the report is missing
+    signal = proceed(model_id=f"{model_id}{evaluation.suffix}")
+    if signal is not None:
+        logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
+    return signal
+
+
+def cache_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine._cache_evaluation`: under our key."""
+    evaluation = _evaluation.get()
+    return proceed(model_id=f"{given['model_id']}{evaluation.suffix}") if evaluation else proceed()

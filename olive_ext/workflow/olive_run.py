@@ -1,0 +1,157 @@
+"""A run of Olive's engine from its refusals to its outcome, and `olive-ext run`: `olive run` with this package's types,
+and with failures that count. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.workflow.current_run import Run, logger, running
+from olive_ext.workflow.pass_reports import publish
+from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
+
+_OK, _FAILED = 0, 1
+
+
+@dataclass
+class Outcome:
+    """How a run of the engine ended: the errors of our evaluations, and whether the engine gave up without raising."""
+
+    failures: list[OliveExtError] = field(default_factory=list)
+    gave_up: bool = False
+
+
+_watchers: list[list[Outcome]] = []
+
+
+@contextmanager
+def watched_runs() -> Iterator[list[Outcome]]:
+    """The outcomes of all engine runs inside, in any thread."""
+    outcomes: list[Outcome] = []
+    _watchers.append(outcomes)
+    try:
+        yield outcomes
+    finally:
+        _watchers.remove(outcomes)
+
+
+def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine.run`: refuses first what cannot work, and raises errors that Olive only logs."""
+    output_dir = Path(given.get("output_dir") or ".").resolve()
+    begun = Run(given["input_model_config"], output_dir, is_search=bool(engine.search_strategy))
+    token = running.set(begun)
+    try:
+        refuse(engine, begun.input_model)
+        output = proceed()
+        if any(our_passes(engine)):
+            publish(engine, begun, output)
+    finally:
+        running.reset(token)
+    outcome = Outcome(begun.failures, _gave_up(engine, output, given.get("evaluate_input_model", True)))
+    for outcomes in _watchers:
+        outcomes.append(outcome)
+    if outcome.gave_up and outcome.failures:
+        raise outcome.failures[0]  # a search logs every failure and ends well
+    if begun.is_search:
+        refuse_no_output(engine, output)
+    if begun.broken is not None:
+        raise begun.broken
+    return output
+
+
+def _gave_up(engine: Any, output: Any, evaluate_input_model: bool) -> bool:
+    """Whether the model or the numbers are missing: Olive logs every error but a user's, and goes on without them."""
+    if engine.input_passes_configs:
+        return not output.has_output_model()
+    return bool(engine.evaluator_config and evaluate_input_model and output.get_input_model_metrics() is None)
+
+
+def refuse_no_output(engine: Any, output: Any) -> None:
+    """Raises `RequirementError` where candidates were evaluated and none meets our evaluators' goals: Olive 0.13 ends a
+    search without a model as a success."""
+    if output.has_output_model() or not any(our_evaluators(engine)):
+        return
+    nodes = [node for node in output.footprint.nodes.values() if node.metrics and node.parent_model_id is not None]
+    goals = {name: item for name, item in output.footprint.objective_dict.items() if item.get("goal") is not None}
+    if nodes and goals:
+        listed = ", ".join(_with_best(name, item, nodes) for name, item in goals.items())
+        raise RequirementError(f"none of {len(nodes)} candidates of the search meets all goals: {listed}")
+
+
+def _with_best(name: str, objective: Any, nodes: Any) -> str:
+    values = [node.metrics.value[name].value for node in nodes]
+    best, sign = (max(values), ">=") if objective["higher_is_better"] else (min(values), "<=")
+    return f"{name} {sign} {objective['goal']:g} (best {best:g})"
+
+
+def cli_run(argv: Sequence[str]) -> int:
+    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on.
+
+    Raises `OliveExtError` for a user's error, in one line.
+    """
+    from olive.cli.launcher import main
+
+    with watched_runs() as outcomes, _logged_errors() as reasons, _recipe_errors():
+        try:
+            main(["run", *argv])
+        except SystemExit as end:  # argparse: --help, or wrong arguments, which it has printed
+            return end.code if isinstance(end.code, int) else _FAILED
+    if not any(outcome.gave_up for outcome in outcomes):
+        return _OK
+    logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
+    return _FAILED
+
+
+class _Reasons(logging.Handler):
+    """Keeps the exceptions that Olive logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self.reasons.append(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    handler = _Reasons()
+    olive = logging.getLogger("olive")
+    olive.addHandler(handler)
+    try:
+        yield handler.reasons
+    finally:
+        olive.removeHandler(handler)
+
+
+@contextmanager
+def _recipe_errors() -> Iterator[None]:
+    """Turns Olive's errors about a recipe that it cannot read into `ConfigError`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"the recipe is not valid JSON: {error}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"'{error.filename}': no such file") from error
+
+
+def _problems(error: ValidationError) -> str:
+    """Each problem with its place; Olive repeats a broken evaluator as "Invalid evaluators" of the engine."""
+    problems = [
+        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors()
+    ]
+    real = [problem for problem in problems if not problem.endswith(": Invalid evaluators")]
+    return "; ".join(real or problems)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import lm_eval.evaluator
+import lm_eval.utils
+import pytest
+import tqdm
+from lm_eval.tasks import TaskManager
+
+from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
+from olive_ext.backends.task_loading import Seeds, _find, load_tasks
+from olive_ext.errors import TaskError
+from tests.backends.local_tasks import NAMES, write_tasks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "tasks")
+
+
+def test_local_tasks_load_without_reading_lm_evals_own(folder: Path) -> None:
+    begin = time.process_time()
+    loaded = load_tasks(NAMES, str(folder))
+    assert list(loaded.tasks) == NAMES
+    assert len(loaded.task_index) < 10
+    assert time.process_time() - begin < 10
+
+
+def test_paths_names_and_inline_tasks_mix(folder: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"text": "a b"}])
+    inline: dict[str, Any] = {
+        "task": "inline",
+        "custom_dataset": lambda **_: {"test": rows},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_target": "{{text}}",
+        "doc_to_text": "",
+        "metric_list": [{"metric": "word_perplexity"}],
+    }
+    loaded = load_tasks([str(folder / "tiny_choice.yaml"), "tiny_rolling", inline], [str(folder)])
+    assert list(loaded.tasks) == ["tiny_choice", "tiny_rolling", "inline"]
+    assert "task" in inline
+
+
+def test_group_of_local_tasks_loads_its_members(folder: Path) -> None:
+    loaded = load_tasks(["tiny_group"], str(folder))
+    assert list(loaded.tasks) == ["tiny_choice", "tiny_rolling"]
+    assert list(loaded.load(None)["groups"]) == ["tiny_group"]
+
+
+def test_registered_task_is_found_by_its_file_name() -> None:
+    spec, missing = _find("arc_easy", {})
+    assert str(spec).endswith("arc_easy.yaml")
+    assert missing == []
+
+
+def test_groups_need_the_whole_index() -> None:
+    assert _find("mmlu", {}) == ("mmlu", ["mmlu"])
+    assert _find({"group": "mine", "task": ["arc_easy", {"task": "piqa"}]}, {})[1] == ["arc_easy", "piqa"]
+
+
+@pytest.mark.slow
+def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
+    with pytest.raises(TaskError, match=r"unknown task 'tiny_choise': did you mean 'tiny_choice'") as caught:
+        load_tasks(["tiny_choise", "hellaswagg"], str(folder))
+    assert "'hellaswagg': did you mean 'hellaswag'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("specs", "include_path", "named"),
+    [
+        (["tasks/nothing.yaml"], None, "tasks/nothing.yaml"),
+        (["arc_easy"], "no_such_folder", "no_such_folder"),
+        ([{"dataset_path": "x"}], None, "dataset_path"),
+    ],
+)
+def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: str) -> None:
+    with pytest.raises(TaskError, match=named):
+        load_tasks(specs, include_path)
+
+
+def test_task_that_cannot_load_its_data_is_named(folder: Path) -> None:
+    (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
+    with pytest.raises(TaskError, match=r"tiny_choice.*no data here"):
+        load_tasks(["tiny_choice"], str(folder))
+
+
+def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -> None:
+    Seeds().plant()
+    TaskManager(include_path=str(folder), include_defaults=False).load(["tiny_choice"])
+    expected = random.random()
+    loaded = load_tasks(["tiny_choice"], str(folder), Seeds())
+    random.seed(99)
+    loaded.load(None)
+    assert random.random() == expected
+
+
+def test_one_seed_sets_all_four() -> None:
+    assert Seeds.of(None) == Seeds(0, 1234, 1234, 1234)
+    assert Seeds.of(3) == Seeds(3, 3, 3, 3)
+
+
+def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
+    env = lm_eval.utils.env
+    with compiled_templates(), compiled_templates():
+        assert env.from_string("{{a}}") is env.from_string("{{a}}")
+        assert lm_eval.utils.apply_template("{{a}}", {"a": 3}) == "3"
+    assert "from_string" not in vars(env)
+    assert env.from_string("{{a}}") is not env.from_string("{{a}}")
+
+
+def test_environment_is_described_as_lm_eval_does_and_quietly(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluator = lm_eval.evaluator
+    theirs: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    again: dict[str, Any] = {}
+    evaluator.add_env_info(theirs)
+    before = evaluator.add_env_info
+    with environment_read_once():
+        evaluator.add_env_info(ours)
+        begin = sum(os.times()[:4])  # processor time, its processes' as well: others may hold up this test
+        evaluator.add_env_info(again)
+        assert sum(os.times()[:4]) - begin < 0.1
+        assert evaluator.get_git_commit_hash() is None
+    assert evaluator.add_env_info is before
+    assert set(ours) == set(theirs) == set(again)
+    assert "fatal" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_bars_stay_out_of_pipes(progress: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    before = tqdm.tqdm
+    with quiet_bars(progress):
+        assert list(tqdm.tqdm(range(3), desc="loud")) == [0, 1, 2]
+    assert tqdm.tqdm is before
+    assert "loud" not in capfd.readouterr().err

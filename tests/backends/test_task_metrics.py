@@ -1,0 +1,62 @@
+"""Metrics that tasks declare, read without data."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from olive_ext.backends.task_loading import load_tasks
+from olive_ext.backends.task_metrics import declared_metrics, loaded_metrics
+from olive_ext.errors import TaskError
+from tests.backends.local_tasks import write_tasks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(write_tasks(tmp_path / "tasks"))
+
+
+def test_metric_lists_are_read_by_name_path_and_inline(folder: str) -> None:
+    inline = {"task": "inline", "metric_list": [{"metric": "acc"}]}
+    path = f"{folder}/tiny_rolling.yaml"
+    assert declared_metrics(["tiny_choice", path, inline], folder) == {
+        "tiny_choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
+        "tiny_rolling": {"word_perplexity", "word_perplexity,none", "bits_per_byte", "bits_per_byte,none"},
+        "inline": {"acc", "acc,none"},
+    }
+
+
+def test_each_filter_has_the_metric_once(folder: str) -> None:
+    found = declared_metrics(["tiny_generate"], folder)
+    assert found == {"tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"}}
+
+
+def test_loaded_tasks_and_groups_say_the_same_as_their_files(folder: str) -> None:
+    found = loaded_metrics(load_tasks(["tiny_group", "tiny_generate"], folder))
+    leaves = ["tiny_choice", "tiny_rolling", "tiny_generate"]
+    assert {task: found[task] for task in leaves} == declared_metrics(leaves, folder)
+    assert found["tiny_group"] == {"acc", "acc,none"}
+    assert len(found) == 4
+
+
+def test_shipped_task_is_read_without_the_whole_index() -> None:
+    begin = time.process_time()
+    assert declared_metrics(["arc_easy"]) == {"arc_easy": {"acc", "acc,none", "acc_norm", "acc_norm,none"}}
+    assert time.process_time() - begin < 10
+
+
+@pytest.mark.parametrize("spec", ["tiny_group", "no_such_task", {"group": "g", "task": ["tiny_choice"]}])
+def test_groups_and_unknown_names_tell_nothing(folder: str, spec: str) -> None:
+    assert declared_metrics(["tiny_choice", spec], folder) is None
+
+
+def test_functions_and_missing_lists_tell_nothing_of_their_task(folder: str) -> None:
+    inline = {"task": "a", "metric_list": [{"metric": "/x/utils.f"}]}
+    assert declared_metrics([inline, {"task": "b"}], folder) == {"a": None, "b": None}
+
+
+def test_missing_folder_is_refused() -> None:
+    with pytest.raises(TaskError, match="'include_path' = 'nowhere': no such folder"):
+        declared_metrics(["a"], "nowhere")

@@ -1,0 +1,27 @@
+"""What holds for the whole suite: one thread a session, because several workers run at a time, and how many random
+examples a property test draws. Knows no test and no model."""
+
+from __future__ import annotations
+
+import os
+
+import onnxruntime
+from hypothesis import settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
+
+settings.register_profile("quick", max_examples=100, deadline=None)
+settings.register_profile("thorough", max_examples=3000, deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
+
+
+class _OneThread(onnxruntime.SessionOptions):
+    """ONNX Runtime's threads spin while they wait: those of one worker would take the processors of the others. No
+    variable of the environment names their number, and threads within an operator change no bit of its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_num_threads = 1
+
+
+onnxruntime.SessionOptions = _OneThread

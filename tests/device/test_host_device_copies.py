@@ -1,0 +1,287 @@
+"""What crosses to the host is a few numbers for each scored row: never a tensor along the text or the vocabulary. Where
+steps begin ahead, the tokens of a generation do not come back from there.
+
+Sizes that mean something are unmistakable: steps of 29, 23 and 19 tokens, slots of 192 positions, 1024 words. What is
+small (rows, targets, and a row more as padding) is at most 8.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
+from olive_ext.config import EngineConfig
+from olive_ext.engine.requests import Generation, Request, Sampling
+from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.model import locate, open_session, register_libraries, resolve_providers
+from tests.device.open import LIBRARY, STEP
+from tests.device.watch import Fed, watching
+from tests.exports import VOCAB, genai_export
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"),
+        reason="ONNX Runtime 1.23 does not say which provider runs a node",
+    ),
+]
+
+CAPACITY = 192
+NUM_SLOTS = 5
+STEPS = {STEP, 23, 19}
+SMALL = 8
+
+DEVICES = ["cpu", pytest.param("webgpu", marks=pytest.mark.webgpu)]
+GRAPHS = ["scoring_head", "untouched"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run of an engine showed."""
+
+    nodes: list[Node]
+    host: list[Tensor]
+    """Outputs that lie in the host's memory, and device values that were read there."""
+
+    host_operators: list[tuple[str, list[str]]]
+    """Of each session, its first output and its operators on the CPU."""
+
+    outputs: set[str]
+    """Names of the decoder's outputs, its KV left out."""
+
+    host_bytes: int
+
+    tokens: list[Fed]
+    """Each binding of the decoder's token ids."""
+
+    counters: dict[str, int]
+
+    @property
+    def crossed(self) -> set[Tensor]:
+        """Every tensor that reached the host, by a node or as an output; empty ones hold nothing."""
+        copied = [tensor for node in self.nodes if node.is_to_host for tensor in node.outputs]
+        return {tensor for tensor in (*copied, *self.host) if 0 not in tensor.shape}
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Whether an axis is as long as the text, a step, a slot or the vocabulary: anything above `SMALL`."""
+    return any(size > SMALL for size in tensor.shape)
+
+
+def _draw(seed: int, length: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(4, VOCAB) for _ in range(length))
+
+
+SCORED = [Request(_draw(seed, length + 1), 7) for seed, length in ((1, 4 * STEP + 23), (2, STEP + 19), (3, STEP + 23))]
+PROMPTS = [_draw(seed, length) for seed, length in ((4, 5 * STEP + 23), (5, STEP + 19), (6, 2 * STEP + 23))]
+GREEDY = [Request(prompt, 0, Generation(11)) for prompt in PROMPTS]
+SAMPLED = [Request(prompt, 0, Generation(11, sampling=Sampling(1.0, seed=1))) for prompt in PROMPTS]
+
+
+def observe(
+    device: str, graph: str, requests: list[Request], folder: Path, decode_ahead: bool | Literal["auto"] = "auto"
+) -> Seen:
+    """Runs the requests on a fresh engine."""
+    register_libraries(LIBRARY if device == "webgpu" else {})
+    config = EngineConfig(
+        num_slots=NUM_SLOTS,
+        chunk_size=STEP,
+        graph=graph,
+        scoring="rows",
+        decode_ahead=decode_ahead,
+        session_options={"session.record_ep_graph_assignment_info": "1"},
+    )
+    files = locate(str(genai_export("llama")))
+    with watching() as watch:
+        engine = open_engine(files, resolve_providers(device), config, profile_prefix=folder / "profile")
+        # Room for what comes, and rows in several slots: a copy out of a busy slot and back takes the same road.
+        engine.run([Request(_draw(9, CAPACITY - 10), 1)])
+        watch.tensors.clear()
+        watch.fed.clear()
+        before = engine.host_bytes
+        engine.run(requests)
+        facts = engine.describe()
+        tokens = [fed for fed in watch.fed if fed.name == "input_ids"]
+        assert facts["capacity"] == CAPACITY
+        (decoder,) = [s for s in watch.sessions.values() if s.get_session_options().enable_profiling]
+        nodes = _nodes(decoder)
+        names = {output.name for output in decoder.get_outputs() if not output.name.startswith("present")}
+        host_bytes = facts["counters"]["host_bytes"] - before
+        seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, host_bytes, tokens, facts["counters"])
+        engine.close()
+    assert {shape[1] for shape in _inputs_of_embedding(nodes)} >= STEPS
+    return seen
+
+
+def _nodes(session: ort.InferenceSession) -> list[Node]:
+    """All that ran; ends the profile."""
+    return [node for run in read_runs(Path(session.end_profiling())) for node in run]
+
+
+def _inputs_of_embedding(nodes: list[Node]) -> Iterator[tuple[int, ...]]:
+    """Shapes [rows, tokens] of the token ids that were looked up."""
+    for node in nodes:
+        if node.op == "Gather" and node.inputs[0].shape == (VOCAB, 64) and len(node.inputs[-1].shape) == 2:
+            yield node.inputs[-1].shape
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_scoring_reads_4_bytes_a_target_and_8_a_row(device: str, graph: str, tmp_path: Path) -> None:
+    shared = Request((*SCORED[0].tokens[:-1], 5), 1)  # another target behind a row that is scored anyway
+    seen = observe(device, graph, [*SCORED, shared], tmp_path)
+    assert seen.host_bytes == 4 * (3 * 7 + 1) + 8 * (3 * 7)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_greedy_decoding_reads_8_bytes_a_token(device: str, graph: str, tmp_path: Path) -> None:
+    assert observe(device, graph, GREEDY, tmp_path, decode_ahead=False).host_bytes == 8 * 3 * 11
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_ahead_read_8_bytes_a_row_and_are_fed_no_token_by_the_host(
+    device: str, graph: str, tmp_path: Path
+) -> None:
+    """Behind three prompts 10 steps decode all three: the host gives the first one's tokens, and no others."""
+    seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
+    num_rows = 3 if device == "cpu" else NUM_SLOTS
+    assert seen.host_bytes == 8 * (3 + 10 * num_rows)
+    assert [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)] == [True] + [False] * 9
+    assert seen.counters["steps_ahead"] == 9
+    if device != "cpu":  # nor does it on the way: what is copied to the device inside a run is no token
+        arrived = [tensor for node in seen.nodes if node.op == "MemcpyFromHost" for tensor in node.outputs]
+        assert Tensor("int64", (num_rows, 1)) not in arrived
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_check_of_tokens_fires_where_steps_wait_for_the_host(device: str, tmp_path: Path) -> None:
+    seen = observe(device, "scoring_head", GREEDY, tmp_path, decode_ahead=False)
+    assert all(fed.is_from_host for fed in seen.tokens)
+    assert seen.counters["steps_ahead"] == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sampling_reads_the_logits_of_the_rows_it_draws_from(device: str, tmp_path: Path) -> None:
+    seen = observe(device, "scoring_head", SAMPLED, tmp_path)
+    assert seen.host_bytes == 3 * 11 * (8 + 4 * VOCAB)
+    if device != "cpu":
+        assert {tensor.kind for tensor in seen.crossed if is_large(tensor)} == {"float"}
+        assert all(tensor.shape[-1] == VOCAB and tensor.shape[0] <= 3 for tensor in seen.crossed if is_large(tensor))
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("requests", [SCORED, GREEDY], ids=["scoring", "greedy"])
+def test_nothing_along_the_text_or_the_vocabulary_leaves_the_device(
+    requests: list[Request], graph: str, tmp_path: Path
+) -> None:
+    seen = observe("webgpu", graph, requests, tmp_path)
+    print("\ncrosses:", sorted(f"{tensor.kind}{list(tensor.shape)}" for tensor in seen.crossed))
+    assert not [tensor for tensor in seen.crossed if is_large(tensor)]
+    allowed = {("float", 1), ("int64", 1), ("int64", 2)}  # target_logprobs[T], greedy_ids[R], ArgMax's [R, 1]
+    assert {(tensor.kind, len(tensor.shape)) for tensor in seen.crossed} <= allowed
+    for node in seen.nodes:  # what runs on the CPU beside the device are sums over the mask and row indices
+        if node.provider == "CPUExecutionProvider":
+            assert not any(is_large(tensor) for tensor in node.outputs), node
+            assert {tensor.kind for tensor in (*node.inputs, *node.outputs)} <= {"int64", "int32"}, node
+
+
+@pytest.mark.webgpu
+def test_rows_of_kv_move_on_the_device_alone(tmp_path: Path) -> None:
+    """The graphs that take a row out of the pool and put it back have no operator on the CPU."""
+    stem = _draw(7, STEP + 19)
+    requests = [Request((*stem, *tail), 0, Generation(9)) for tail in (_draw(8, STEP), _draw(9, 19), _draw(10, 23))]
+    seen = observe("webgpu", "scoring_head", [*requests, *SCORED], tmp_path)
+    assert [operators for output, operators in seen.host_operators if output == "y0"] == [[], []]
+    assert not [tensor for tensor in seen.crossed if is_large(tensor)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("requests", [SCORED, GREEDY], ids=["scoring", "greedy"])
+def test_logits_exist_for_scored_rows_only(requests: list[Request], device: str, tmp_path: Path) -> None:
+    """On the CPU nothing crosses: there it shows that what is read is all there is to read."""
+    seen = observe(device, "scoring_head", requests, tmp_path)
+    ahead = set() if device == "cpu" else {"next_ids"}
+    assert seen.outputs == {"target_logprobs", "greedy_ids", "sample_logits"} | ahead
+    rows = {_rows(tensor) for node in seen.nodes for tensor in node.outputs if tensor.shape[-1:] == (VOCAB,)}
+    assert rows
+    assert max(rows) <= SMALL
+
+
+def _rows(tensor: Tensor) -> int:
+    return int(np.prod(tensor.shape[:-1]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_checks_fire_on_a_graph_that_computes_all_logits(device: str, tmp_path: Path) -> None:
+    seen = observe(device, "untouched", SCORED, tmp_path)
+    assert seen.outputs == {"logits"}
+    rows = {_rows(tensor) for node in seen.nodes for tensor in node.outputs if tensor.shape[-1:] == (VOCAB,)}
+    assert rows >= STEPS
+
+
+@pytest.mark.webgpu
+def test_the_checks_fire_where_logits_and_kv_are_bound_to_the_host(tmp_path: Path) -> None:
+    with _plain_run(tmp_path, output_device="cpu") as (tensors, _):
+        assert Tensor("float", (1, STEP, VOCAB)) in tensors
+        assert Tensor("float", (1, 2, STEP, 16)) in tensors
+        assert all(is_large(tensor) for tensor in tensors)
+
+
+@pytest.mark.webgpu
+def test_the_checks_fire_where_a_node_in_the_middle_runs_on_the_host(tmp_path: Path) -> None:
+    options = {"forceCpuNodeNames": "/model/layers.0/attn/o_proj/MatMul"}
+    with _plain_run(tmp_path, output_device="webgpu", **options) as (tensors, nodes):
+        assert tensors == []
+        copied = [tensor for node in nodes if node.is_to_host for tensor in node.outputs]
+        assert Tensor("float", (1, STEP, 64)) in copied
+        assert f"MemcpyToHost float[1, {STEP}, 64]" in large_copies([nodes])
+
+
+@pytest.mark.webgpu
+def test_the_benchmarks_profile_shows_small_copies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "docs" / "benchmarks"))
+    import host_device_copies
+
+    register_libraries(LIBRARY)
+    found = host_device_copies.observe(genai_export("llama"), "webgpu", ["one two three", "one two four"], tmp_path)
+    assert found["problems"] == []
+    (profile,) = found["profiles"].values()
+    copies = [copy for steps in profile.values() for step in steps for copy in step["copies"]]
+    assert "MemcpyToHost" in {copy["node"] for copy in copies}
+    assert max(copy["bytes"] for copy in copies) <= 1024
+
+
+@contextmanager
+def _plain_run(folder: Path, output_device: str, **options: str) -> Iterator[tuple[list[Tensor], list[Node]]]:
+    """One step of the exported graph, nothing edited, with all outputs bound to a device."""
+    register_libraries(LIBRARY)
+    model = genai_export("llama") / "model.onnx"
+    providers = resolve_providers("webgpu", options or None)
+    with watching() as watch:
+        session = open_session(model, providers, profile_prefix=folder / "profile")
+        binding = session.io_binding()
+        for value in session.get_inputs():
+            binding.bind_cpu_input(value.name, _input(value))
+        for value in session.get_outputs():
+            binding.bind_output(value.name, output_device)
+        session.run_with_iobinding(binding)
+        yield watch.tensors, _nodes(session)
+
+
+def _input(value: ort.NodeArg) -> np.ndarray[Any, Any]:
+    if value.name.startswith("past"):
+        return np.zeros((1, 2, 0, 16), np.float32)
+    return np.array([_draw(1, STEP)] if value.name == "input_ids" else [[1] * STEP], np.int64)

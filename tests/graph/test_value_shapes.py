@@ -1,0 +1,97 @@
+"""Shapes in symbols follow the operators; what is not known stays unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from olive_ext.graph.symbolic_dims import broadcast, factors, rest
+from olive_ext.graph.value_shapes import Shapes
+from tests.graph.heads import Parts
+
+
+def shape_of(build, *names: str):
+    """Shapes behind `x` [B, S, 12] and `cache` [B, 3, P, 4]."""
+    parts = Parts()
+    build(parts)
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT, ["B", "S", 12]), value("cache", TensorProto.FLOAT, ["B", 3, "P", 4])]
+    outputs = [value(name, TensorProto.FLOAT, None) for name in names]
+    graph: onnx.GraphProto = helper.make_graph(parts.nodes, "g", inputs, outputs, parts.weights)
+    of = Shapes(graph).of
+    return of.get(names[0]) if len(names) == 1 else [of.get(name) for name in names]
+
+
+def heads_and_back(p: Parts) -> None:
+    p.node("Reshape", ["x", p.weight("a", [0, -1, 4], np.int64)], "heads")
+    p.node("Reshape", ["heads", p.weight("b", [0, -1, 12], np.int64)], "back")
+
+
+def flattened(p: Parts) -> None:
+    p.node("Reshape", ["x", p.weight("a", [-1, 12], np.int64)], "flat")
+    p.node("Gemm", ["flat", p.weight("w", np.zeros((5, 12)), np.float32)], "y", transB=1)
+    p.node("Shape", ["x"], "shape")
+    p.node("Gather", ["shape", p.weight("one", 1, np.int64)], "length")
+    p.node("Unsqueeze", ["length", p.weight("zero", [0], np.int64)], "lengths")
+    p.node("Concat", [p.weight("rest", [-1], np.int64), "lengths", p.weight("five", [5], np.int64)], "to", axis=0)
+    p.node("Reshape", ["y", "to"], "back")
+
+
+def attention(p: Parts) -> None:
+    p.node("Reshape", ["x", p.weight("a", [0, 0, 3, 4], np.int64)], "q")
+    p.node("Transpose", ["q"], "turned", perm=[0, 2, 1, 3])
+    p.node("Transpose", ["cache"], "keys", perm=[0, 1, 3, 2])
+    p.node("MatMul", ["turned", "keys"], "scores")
+    p.node("Softmax", ["scores"], "weights", axis=-1)
+    p.node("MatMul", ["weights", "cache"], "mixed")
+
+
+def grown(p: Parts) -> None:
+    p.node("Concat", ["cache", "cache"], "long", axis=2)
+    p.node("Slice", ["x", *(p.weight(name, [at], np.int64) for name, at in (("s", 1), ("e", 3), ("a", 1)))], "cut")
+
+
+def test_heads_are_multiplied_into_the_positions_and_divided_out_again():
+    assert shape_of(heads_and_back, "heads", "back") == [("B", "S*3", 4), ("B", "S", 12)]
+
+
+def test_positions_are_merged_and_split_with_lengths_computed_at_run_time():
+    assert shape_of(flattened, "flat", "y", "back") == [("B*S", 12), ("B*S", 5), ("B", "S", 5)]
+
+
+def test_attention_that_is_written_out_has_the_tokens_of_the_query():
+    assert shape_of(attention, "scores", "mixed") == [("B", 3, "S", "P"), ("B", 3, "S", 4)]
+
+
+def test_lengths_that_would_have_to_be_added_are_unknown():
+    assert shape_of(grown, "long", "cut") == [("B", 3, None, 4), ("B", None, 12)]
+
+
+def test_unknown_operators_have_no_shape():
+    assert shape_of(lambda p: p.node("CumSum", ["x", p.weight("a", 1, np.int64)], "y"), "y") is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([("B", "S", 4), (4,)], ("B", "S", 4)),
+        ([("B", "S", 4), ("B", 1, 4)], ("B", "S", 4)),
+        ([("B", "S"), ("B", "T")], ("B", None)),
+        ([("B", "S"), (2, "S")], (None, "S")),
+        ([("B", None), ("B", "S")], ("B", None)),
+        ([("B",), None], None),
+    ],
+)
+def test_broadcast_knows_an_axis_only_where_it_cannot_be_another(shapes, expected):
+    assert broadcast(shapes) == expected
+
+
+def test_products_of_symbols_are_taken_apart_in_their_order():
+    assert factors(("B*S", 1, 4)) == ("B", "S", 4)
+    assert factors(("S", "B")) != factors(("B", "S"))
+    assert factors(("B", None)) is None
+    assert rest(("B", "S*4", 32), ("B", 128)) == "S"
+    assert rest(("B", "S"), ("T",)) is None
+    assert rest(("B", 5), (2,)) is None

@@ -1,0 +1,97 @@
+"""`"reference": "input_model"`, and what the caches know of a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.model import ModelConfig
+
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import ConfigError
+from olive_ext.workflow.current_run import Run, running, settled, with_reference
+from olive_ext.workflow.evaluation_cache import environment
+
+
+def settings(reference: Any = "input_model") -> EvaluationSettings:
+    return EvaluationSettings.parse({"tasks": ["t"], "reference": reference})
+
+
+@contextmanager
+def run_of(kind: str, **config: Any) -> Iterator[None]:
+    token = running.set(Run(ModelConfig(type=kind, config=config)))
+    yield
+    running.reset(token)
+
+
+def found(written: EvaluationSettings) -> Any:
+    assert written.reference is not None
+    return settled(written.reference)
+
+
+def test_hugging_face_model_is_found_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with run_of("HfModel", model_path="model"):
+        reference = found(settings())
+    assert (reference.path, reference.kind) == (str(tmp_path / "model"), "hf")
+
+
+def test_name_on_the_hub_stays_a_name() -> None:
+    with run_of("HfModel", model_path="owner/name"):
+        assert found(settings()).path == "owner/name"
+
+
+def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path(tmp_path: Path) -> None:
+    with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
+        reference = found(settings({"path": "input_model", "mode": "recorded"}))
+    assert (reference.kind, reference.onnx_file_name, reference.mode) == ("onnx", "m.onnx", "recorded")
+
+
+def test_other_references_are_left_alone() -> None:
+    for written in (settings("owner/name"), EvaluationSettings.parse({"tasks": ["t"]})):
+        assert with_reference(written) is written
+
+
+def test_input_model_outside_of_a_workflow_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no workflow is running: give the model's path"):
+        with_reference(settings())
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        ("PyTorchModel", {"model_path": "m"}, "is of type pytorchmodel: a reference is an HfModel or an ONNXModel"),
+        ("HfModel", {"model_path": "m", "adapter_path": "a"}, r"has an adapter \('input_model\.adapter_path'\)"),
+        ("HfModel", {"model_path": "m", "load_kwargs": {"dtype": "bfloat16"}}, "is loaded with its own arguments"),
+        ("HfModel", {"model_path": "azureml://x"}, "has no 'model_path' on this machine"),
+    ],
+)
+def test_input_model_that_a_path_does_not_say_is_refused(kind: str, config: dict[str, Any], message: str) -> None:
+    with run_of(kind, **config), pytest.raises(ConfigError, match=message):
+        with_reference(settings())
+
+
+def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    with run_of("HfModel", model_path=str(tmp_path)):
+        first = environment(settings())
+        again = environment(settings({"path": str(tmp_path), "kind": "hf"}))
+        deeper = environment(settings({"path": "input_model", "mode": "recorded"}))
+        weights.write_bytes(b"two")
+        changed = environment(settings())
+    assert first == again
+    assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
+
+
+def test_same_reference_in_another_folder_is_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"one")
+    assert environment(settings(str(tmp_path / "a"))) == environment(settings(str(tmp_path / "b")))

@@ -1,0 +1,156 @@
+"""Reports in Olive's form, and the metrics that recipes declare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from olive.evaluator.metric import Metric as DeclaredMetric
+from olive.evaluator.metric_result import MetricResult
+
+from olive_ext.config import EvaluationSettings, WorkflowSettings
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric, Report
+from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
+from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
+
+
+def declared(name: str, sub_type: str, type_name: str = "accuracy", **more: Any) -> Any:
+    return DeclaredMetric(name=name, type=type_name, sub_types=[{"name": sub_type, "priority": 1, **more}])
+
+
+def value(metric: Any, report: Report = REPORT) -> float:
+    name, sub_type = metric.name, metric.sub_types[0].name
+    return to_metric_result(report, [metric]).get_value(name, sub_type)
+
+
+def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() -> None:
+    result = to_metric_result(REPORT)
+    assert isinstance(result, MetricResult)
+    assert {key: entry.value for key, entry in result.items()} == {
+        "tiny_choice-acc": 0.5,
+        "tiny_choice-acc_norm": 0.25,
+        "tiny_rolling-word_perplexity": 12.0,
+        "tiny_generate-exact_match,strict_match": 0.125,
+        "tiny_generate-exact_match,loose": 0.75,
+        "size_on_disk-bytes": 1024,
+    }
+    assert isinstance(result["size_on_disk-bytes"].value, int)
+
+
+def test_direction_is_the_metrics_and_nothing_has_a_priority() -> None:
+    result = to_metric_result(REPORT)
+    assert {key for key, entry in result.items() if not entry.higher_is_better} == {
+        "tiny_rolling-word_perplexity",
+        "size_on_disk-bytes",
+    }
+    assert {entry.priority for entry in result.values()} == {-1}
+
+
+def test_olives_own_split_finds_metric_and_filter() -> None:
+    assert to_metric_result(REPORT).get_all_sub_type_metric_value("tiny_generate") == {
+        "exact_match,strict_match": 0.125,
+        "exact_match,loose": 0.75,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "sub_type", "more", "expected"),
+    [
+        ("tiny_choice", "accuracy_score", {}, 0.5),
+        ("tiny_choice/acc_norm", "accuracy_score", {}, 0.25),
+        ("tiny_rolling", "perplexity", {"higher_is_better": False}, 12.0),
+        ("tiny_generate/exact_match,loose", "accuracy_score", {}, 0.75),
+        ("tiny_generate/exact_match,strict-match", "exact_match", {}, 0.125),
+    ],
+)
+def test_declared_metric_gets_the_value_it_stands_for(
+    name: str, sub_type: str, more: dict[str, Any], expected: float
+) -> None:
+    assert value(declared(name, sub_type, **more)) == expected
+
+
+def test_declared_metric_keeps_its_priority() -> None:
+    assert (
+        to_metric_result(REPORT, [declared("tiny_choice", "accuracy_score")])["tiny_choice-accuracy_score"].priority
+        == 1
+    )
+
+
+def test_accuracy_score_takes_the_only_metric_of_a_task() -> None:
+    assert value(declared("tiny_choice", "accuracy_score"), Report(metrics=(NORM,))) == 0.25
+
+
+def test_size_is_declared_under_any_name() -> None:
+    assert value(declared("size", "bytes", "size_on_disk")) == 1024
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (declared("arc", "accuracy_score"), "'arc' with sub type 'accuracy_score' is not among the results"),
+        (declared("speed", "avg", "throughput"), "'speed' .* was not measured, because the model counts no requests"),
+        (declared("tokens_per_second", "accuracy_score"), "was not measured, because the model counts no requests"),
+        (declared("tiny_choice", "f1_score"), "tiny_choice/acc, tiny_choice/acc_norm"),
+        (declared("tiny_generate", "exact_match"), "exact_match,strict-match, tiny_generate/exact_match,loose"),
+        (declared("tiny_rolling", "perplexity"), "of tiny_rolling/word_perplexity lower values are better"),
+        (declared("tiny_choice", "accuracy_score", higher_is_better=False), "higher values are better"),
+    ],
+)
+def test_declared_metric_that_cannot_be_answered_is_refused_with_what_there_is(metric: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        to_metric_result(REPORT, [metric])
+
+
+def test_metric_of_a_type_without_an_answer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' has 'm' of type 'latency': give accuracy"):
+        check_declared([declared("m", "avg", "latency")], "evaluators.e")
+
+
+def test_declared_size_asks_for_the_size() -> None:
+    settings = EvaluationSettings.parse({"tasks": ["a"]})
+    wanted = with_measurements(settings, [declared("size", "bytes", "size_on_disk")])
+    assert wanted.tasks == ["a", "size_on_disk"]
+    assert with_measurements(settings, [declared("a", "accuracy_score")]) is settings
+    assert to_metric_result(Report(metrics=(ACC, PERPLEXITY))).keys() == {
+        "tiny_choice-acc",
+        "tiny_rolling-word_perplexity",
+    }
+
+
+def test_declared_throughput_is_tokens_per_second() -> None:
+    speed = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
+    assert value(declared("speed", "avg", "throughput"), Report(metrics=(ACC, speed))) == 1234.5
+    settings = EvaluationSettings.parse({"tasks": ["a"]})
+    assert with_measurements(settings, [declared("s", "avg", "throughput")]).tasks == ["a", "tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "tasks"),
+    [
+        ({"metric": "peak_memory", "max": 1}, ["a", "peak_memory"]),
+        ({"metric": "bytes", "task": "size_on_disk", "max": 1}, ["a", "size_on_disk"]),
+        ({"metric": "requests_per_second", "min": 1}, ["a", "tokens_per_second"]),
+        ({"metric": "acc", "min": 1}, ["a"]),
+    ],
+)
+def test_bound_on_a_cost_asks_for_it(bound: dict[str, Any], tasks: list[str]) -> None:
+    assert with_measurements(WorkflowSettings.parse({"tasks": ["a"], "require": [bound]})).tasks == tasks
+
+
+DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)
+
+
+def test_metrics_of_a_comparison_are_declared_by_their_name() -> None:
+    report = Report(metrics=(ACC, replace(DISTANCE, task="tiny_choice", value=0.5), DISTANCE))
+    for name, expected in (("kl_mean", 0.125), ("all/kl_mean", 0.125), ("tiny_choice/kl_mean", 0.5)):
+        assert value(declared(name, "accuracy_score", higher_is_better=False), report) == expected
+    with pytest.raises(ConfigError, match="but of all/kl_mean lower values are better"):
+        value(declared("all/kl_mean", "accuracy_score"), report)
+
+
+def test_reference_itself_is_at_no_distance() -> None:
+    """Olive asks for the input model's numbers, where a goal is relative to them."""
+    assert value(declared("all/kl_mean", "accuracy_score", higher_is_better=False), REPORT) == 0
+    assert value(declared("all/top1_agreement", "accuracy_score"), REPORT) == 1

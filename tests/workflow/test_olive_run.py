@@ -1,0 +1,312 @@
+"""Recipes run by Olive itself: from outside in a process of its own, in three ways, and through `cli_run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RequirementError, TaskError
+from olive_ext.report import from_json
+from olive_ext.workflow import cli_run
+from tests.backends.local_tasks import write_tasks
+from tests.exports import genai_export, hf_model
+from tests.workflow.recipes import recipe, saved
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = [sys.executable, "-m", "olive", "run"]
+OURS = [sys.executable, "-c", "import sys; from olive_ext.cli import main; sys.exit(main())", "run"]
+PYTHON = [
+    sys.executable,
+    "-c",
+    "import sys, olive_ext.workflow; from olive.workflows import run; run(sys.argv[2])",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a folder that has the name of a task."""
+    write_tasks(tmp_path / "tasks")
+    (tmp_path / "tiny_choice").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OLIVE_DISABLE_TELEMETRY", "1")
+    return tmp_path
+
+
+def evaluator(**settings: Any) -> dict[str, Any]:
+    return {
+        "type": "OrtLMEvaluator",
+        "tasks": ["tiny_choice", "tiny_generate", "size_on_disk"],
+        "include_path": "tasks",
+        "bootstrap_iters": 0,
+        **settings,
+    }
+
+
+def onnx() -> dict[str, Any]:
+    """A copy in the working directory: Olive's passes refuse files that another test may have linked to."""
+    shutil.copytree(genai_export("llama"), "package")
+    return {"type": "ONNXModel", "model_path": str(Path("package").resolve()), "onnx_file_name": "model.onnx"}
+
+
+def hf() -> dict[str, Any]:
+    return {"type": "HfModel", "model_path": str(hf_model("llama"))}
+
+
+def outside(command: list[str], path: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [*command, "--config", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run_outside(command: list[str], path: str) -> tuple[int, str]:
+    process = outside(command, path)
+    stdout, stderr = process.communicate(timeout=600)
+    return process.returncode, stdout + stderr
+
+
+def metrics(path: Path) -> dict[str, float]:
+    return {key: entry["value"] for key, entry in json.loads(path.read_text()).items()}
+
+
+def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(folder: Path) -> None:
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
+    accuracy = {"name": "accuracy_score", "priority": 1, "goal": {"type": "max-degradation", "value": 1}}
+    block = evaluator(
+        user_script="olive_ext_plugin.py",
+        output_dir="reports",
+        metrics=[{"name": "tiny_choice", "type": "accuracy", "sub_types": [accuracy]}],
+    )
+    measure = {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks"}
+    passes = {
+        "fp32": {"type": "ModelBuilder", "precision": "fp32"},
+        "measure": measure,
+        "int4": {"type": "OnnxKQuantQuantization"},
+    }
+    path = saved(folder, recipe(folder, hf(), passes=passes, evaluators={"e": block}, evaluator="e"))
+    code, text = run_outside(PLAIN, path)
+    assert code == 0, text
+    before, after = metrics(folder / "out/input_model_metrics.json"), metrics(folder / "out/metrics.json")
+    assert (
+        before.keys()
+        == after.keys()
+        >= {
+            "tiny_choice-acc",
+            "tiny_choice-accuracy_score",
+            "tiny_generate-exact_match,strict",
+            "size_on_disk-bytes",
+        }
+    )
+    assert after["size_on_disk-bytes"] < before["size_on_disk-bytes"]
+    carried = from_json((folder / "out/report.json").read_text())
+    assert carried.metrics[0].value == before["tiny_choice-acc"]
+    assert len(list((folder / "reports").glob("*/report.json"))) == 2
+
+
+def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
+    path = saved(folder, recipe(folder, onnx(), evaluators={"e": evaluator()}, evaluator="e"))
+    code, text = run_outside(OURS, path)
+    assert code == 0, text
+    assert "tiny_choice-acc" in metrics(folder / "out/input_model_metrics.json")
+
+
+def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folder: Path) -> None:
+    block = evaluator(tasks=["tiny_choise"])
+    path = saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))
+    code, text = run_outside(PYTHON, path)
+    assert code == 1
+    assert text.strip().splitlines()[-1].startswith("olive_ext.errors.TaskError: unknown task 'tiny_choise': did you")
+
+
+def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
+    task = (folder / "tasks" / "local.py").read_text()
+    (folder / "tasks" / "local.py").write_text(
+        task.replace(
+            "def load(**_):",
+            "import pathlib, time\n\ndef load(**_):\n    pathlib.Path('loading').touch()\n    time.sleep(300)",
+        )
+    )
+    path = saved(folder, recipe(folder, onnx(), evaluators={"e": evaluator(output_dir="reports")}, evaluator="e"))
+    process = outside(OURS, path)
+    deadline = time.monotonic() + 120
+    while not (folder / "loading").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.strip().splitlines()[-1]) == (130, "olive-ext: interrupted")
+    assert not (folder / "reports").exists()
+    assert not (folder / "out" / "input_model_metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"taskz": ["a"]}, ConfigError, "unknown key 'evaluators.e.taskz': did you mean 'tasks'?"),
+        ({"execution_provider": "cuda"}, ProviderError, "CUDAExecutionProvider (from execution_provider) is not in"),
+        ({"tasks": ["tiny_choise"]}, TaskError, "unknown task 'tiny_choise': did you mean 'tiny_choice'"),
+        ({"include_path": "nowhere"}, TaskError, "'include_path' = 'nowhere': no such folder"),
+        ({"type": "OrtLMEvaluater"}, ConfigError, "evaluators.e: Invalid/unknown evaluator type: OrtLMEvaluater"),
+    ],
+)
+def test_mistake_in_the_evaluator_is_one_line_and_nothing_is_written(
+    folder: Path, settings: dict[str, Any], kind: type[OliveExtError], message: str
+) -> None:
+    block = evaluator(output_dir="reports", **{"tasks": ["tiny_choice"], **settings}) | settings
+    with pytest.raises(kind) as raised:
+        cli_run(["--config", saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))])
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (folder / "reports").exists()
+    assert not list((folder / "out").glob("*metrics.json"))
+
+
+def test_broken_graph_is_one_line(folder: Path) -> None:
+    shutil.copytree(genai_export("llama"), folder / "broken")
+    (folder / "broken" / "model.onnx").write_bytes(b"\x08\x01 this is no graph")
+    model = {"type": "ONNXModel", "model_path": "broken", "onnx_file_name": "model.onnx"}
+    with pytest.raises(ModelError, match="is a broken graph"):
+        cli_run(["--config", saved(folder, recipe(folder, model, evaluators={"e": evaluator()}, evaluator="e"))])
+
+
+def test_missing_recipe_is_one_line(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'nothing\.json': no such file"):
+        cli_run(["--config", "nothing.json"])
+
+
+def test_unknown_pass_key_is_refused_before_the_input_model_is_evaluated(folder: Path) -> None:
+    passes = {"m": {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "limits": 3}}
+    path = saved(folder, recipe(folder, onnx(), passes=passes, evaluators={"e": evaluator()}, evaluator="e"))
+    with pytest.raises(ConfigError, match=r"unknown key 'passes\.m\.limits': did you mean 'limit'"):
+        cli_run(["--config", path])
+    assert not (folder / "out").exists()
+
+
+def test_composite_model_is_measured_by_the_pass_and_its_report_travels_along(folder: Path) -> None:
+    part = onnx()
+    model = {
+        "type": "CompositeModel",
+        "model_path": part["model_path"],
+        "model_components": [part],
+        "model_component_names": ["decoder"],
+    }
+    passes = {"measure": {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks"}}
+    assert cli_run(["--config", saved(folder, recipe(folder, model, passes=passes))]) == 0
+    assert from_json((folder / "out/report.json").read_text()).metrics[0].task == "tiny_choice"
+
+
+def test_search_follows_the_declared_metrics(folder: Path) -> None:
+    sub_types = [{"name": "bytes", "priority": 1, "goal": {"type": "percent-min-improvement", "value": 10}}]
+    block = evaluator(tasks=["tiny_choice"], metrics=[{"name": "size", "type": "size_on_disk", "sub_types": sub_types}])
+    search = {"execution_order": "joint", "sampler": "sequential"}
+    passes = {"q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)]}
+    blocks = {"passes": passes, "evaluators": {"e": block}, "evaluator": "e", "search_strategy": search}
+    assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 0
+    footprint = json.loads((folder / "out/footprint.json").read_text())
+    sizes = {
+        node["metrics"]["value"]["size-bytes"]["value"]: node["is_pareto_frontier"]
+        for node in footprint.values()
+        if node.get("metrics") and node.get("from_pass")
+    }
+    assert len(sizes) == 2
+    assert sizes[min(sizes)]
+    assert not sizes[max(sizes)]
+
+
+def test_search_in_which_every_evaluation_fails_is_a_failure(folder: Path) -> None:
+    block = evaluator(tasks=["tiny_choise"])
+    blocks = {
+        "passes": {"q": {"type": "OnnxKQuantQuantization"}},
+        "evaluators": {"e": block},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
+    }
+    with pytest.raises(TaskError, match="unknown task 'tiny_choise'"):
+        cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))])
+
+
+def test_failure_that_olive_swallows_is_exit_code_1(folder: Path) -> None:
+    check = {"type": "OnnxDiscrepancyCheck", "reference_model_path": str(hf_model("llama")), "max_mae": 0.0}
+    blocks = {"passes": {"int4": {"type": "OnnxKQuantQuantization"}, "check": check}}
+    assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 1
+
+
+def measuring(**settings: Any) -> dict[str, Any]:
+    return {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks", **settings}
+
+
+def test_gate_stops_the_chain_behind_its_model_report_and_table(folder: Path) -> None:
+    bounds = [{"metric": "size_on_disk", "max": 1}, {"metric": "acc", "min": 0}]
+    passes = {
+        "before": measuring(),
+        "int4": {"type": "OnnxKQuantQuantization"},
+        "gate": measuring(require=bounds),
+        "never": {"type": "OnnxKQuantQuantization", "bits": 8},
+    }
+    block = recipe(folder, onnx(), passes=passes)
+    with pytest.raises(
+        RequirementError, match=r"'passes\.gate\.require' is broken: size_on_disk/bytes = \d+, required at"
+    ):
+        cli_run(["--config", saved(folder, block)])
+    steps = json.loads((folder / "out/chain.json").read_text())["steps"]
+    assert [step["name"] for step in steps] == ["input model", "int4"]
+    sizes = [step["values"]["size_on_disk"] for step in steps]
+    assert sizes[1] < sizes[0]
+    assert (folder / "out/model.onnx").exists()
+    assert from_json((folder / "out/report-2.json").read_text()).model["passes"] == ["int4"]
+    assert not (folder / "out/footprint.json").exists()
+
+    reports = sorted((folder / "cache").rglob("report*.json"))
+    written = [path.stat().st_mtime_ns for path in reports]
+    bounds[0]["max"] = 1e9
+    del passes["never"]
+    assert cli_run(["--config", saved(folder, block)]) == 0
+    assert [path.stat().st_mtime_ns for path in reports] == written  # another bound is no other measurement
+
+
+def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_model(folder: Path) -> None:
+    """In this process; that a failure ends one with 1 and that a user script suffices is shown above."""
+    from olive.cli.launcher import main
+
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
+    block = evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", require=[{"metric": "acc", "min": 2}])
+    blocks = {"passes": {"q": {"type": "OnnxKQuantQuantization"}}, "evaluators": {"e": block}, "evaluator": "e"}
+    with pytest.raises(RequirementError, match=r"^'evaluators\.e\.require' is broken: tiny_choice/acc = "):
+        main(["run", "--config", saved(folder, recipe(folder, onnx(), **blocks))])
+    assert (folder / "out/model.onnx").exists()
+    assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
+
+
+def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -> None:
+    goal = {"type": "threshold", "value": 1}
+    sub_types = [{"name": "bytes", "priority": 1, "goal": goal}]
+    block = evaluator(tasks=["tiny_choice"], metrics=[{"name": "size", "type": "size_on_disk", "sub_types": sub_types}])
+    blocks = {
+        "passes": {
+            "first": {"type": "GraphSurgeries", "surgeries": [{"surgeon": "TieWordEmbeddings"}]},
+            "q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)],
+        },
+        "evaluators": {"e": block},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
+    }
+    whole = recipe(folder, onnx(), **blocks)
+    with pytest.raises(
+        RequirementError, match=r"none of 2 candidates of the search meets all goals: size-bytes <= 1 \("
+    ):
+        cli_run(["--config", saved(folder, whole)])
+    goal["value"] = 1e9
+    assert cli_run(["--config", saved(folder, whole)]) == 0
+    assert (folder / "out/model.onnx").exists()

@@ -1,0 +1,166 @@
+"""What comes behind each pass, on an engine that does nothing: the chain's table and the bounds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from olive.engine.config import RunPassConfig
+from olive.model import ModelConfig
+
+from olive_ext.config import PASS_TYPE
+from olive_ext.errors import ConfigError, RequirementError, RunError
+from olive_ext.report import Report, write
+from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.pass_reports import carried_reports, publish, refresh_reports, run_pass
+from olive_ext.workflow.registration import wrap_once
+from tests.workflow.recipes import REPORT
+
+BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
+
+
+class Cache:
+    """Olive's cache of one model; `saved` says where it was saved."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model, self.saved = model, []
+
+    def load_model(self, model_id: str) -> Any:
+        return {"type": self.model.type, "config": self.model.config}
+
+    def save_model(self, *, model_id: str, output_dir: Path, overwrite: bool) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        self.saved.append((model_id, output_dir))
+
+
+def measured(folder: Path, *reports: Report) -> ModelConfig:
+    """A model with the reports of earlier measurements in folders of their own."""
+    files = []
+    for number, report in enumerate(reports, 1):
+        for path in write(report, folder / str(number)):
+            own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+            files.append(str(path.replace(own)))
+    attributes = {"additional_files": [*files, str(folder / "tokenizer.json")]}
+    return ModelConfig(type="ONNXModel", config={"model_path": str(folder), "model_attributes": attributes})
+
+
+def report(*passes: str) -> Report:
+    return replace(REPORT, model={"path": "m", "passes": list(passes)})
+
+
+def engine_with(model: ModelConfig | str, passes: dict[str, RunPassConfig], error: Exception | None = None) -> Any:
+    class FakeEngine:
+        computed_passes_configs = passes
+        cache = Cache(model) if isinstance(model, ModelConfig) else None
+
+        def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
+            if error is not None:
+                raise error
+            return model, f"{input_model_id}+{pass_name}"
+
+    wrap_once(FakeEngine, "_run_pass", run_pass)
+    return FakeEngine()
+
+
+def gate(*bounds: Any) -> RunPassConfig:
+    return RunPassConfig(type=PASS_TYPE, config={"tasks": ["tiny_choice"], "require": list(bounds)})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    begun = Run(ModelConfig(type="HfModel", config={"model_path": "m"}), tmp_path / "out")
+    token = running.set(begun)
+    yield begun
+    running.reset(token)
+
+
+def test_pass_learns_which_passes_made_its_model(run: Run, tmp_path: Path) -> None:
+    passes = {"float": RunPassConfig(type="Modelbuilder"), "m": gate(), "int4": RunPassConfig(type="Quantizer")}
+    engine, model_id, seen = engine_with(measured(tmp_path, report()), passes), "in", []
+    for name in passes:
+        _, model_id = engine._run_pass(name, None, model_id, None)
+        seen.append(run.current)
+    assert seen == [(), ("float",), ("float",)]
+    assert run.made_by[model_id] == ("float", "int4")
+
+
+def test_chain_of_all_measurements_is_written_and_printed(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = measured(tmp_path / "m", report(), report("float"), report("float", "int4"))
+    engine_with(model, {"m": gate()})._run_pass("m", None, "in", None)
+    written = json.loads((tmp_path / "out/chain.json").read_text())["steps"]
+    assert [step["name"] for step in written] == ["input model", "float", "float -> int4"]
+    assert (tmp_path / "out/chain.md").read_text().count("| 0.5000 |") == 3
+    assert "float -> int4" in capsys.readouterr().out
+
+
+def test_broken_bounds_fail_the_run_behind_the_saved_model_and_its_reports(run: Run, tmp_path: Path) -> None:
+    engine = engine_with(measured(tmp_path / "m", report("float")), {"gate": gate(*BROKEN)})
+    with pytest.raises(RequirementError) as raised:
+        engine._run_pass("gate", None, "in", None)
+    assert str(raised.value) == (
+        "'passes.gate.require' is broken: tiny_choice/acc = 0.5000, required at least 0.7500; "
+        "size_on_disk/bytes = 1024, required at most 1000"
+    )
+    assert engine.cache.saved == [("in+gate", tmp_path / "out")]
+    assert (tmp_path / "out/report.json").exists()
+    assert run.failures == [raised.value]
+
+
+def test_bounds_judge_the_last_measurement(run: Run, tmp_path: Path) -> None:
+    better = replace(report("float"), metrics=tuple(replace(item, value=1.0) for item in REPORT.metrics))
+    engine_with(measured(tmp_path, report(), better), {"g": gate(*BROKEN)})._run_pass("g", None, "in", None)
+    assert run.failures == []
+
+
+def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_path: Path) -> None:
+    run.is_search = True
+    engine = engine_with(measured(tmp_path / "m", report()), {"g": gate(*BROKEN)})
+    with pytest.raises(RequirementError):
+        engine._run_pass("g", None, "in", None)
+    assert engine.cache.saved == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_bound_on_an_unknown_metric_is_refused_with_the_metrics_there_are(run: Run, tmp_path: Path) -> None:
+    engine = engine_with(measured(tmp_path, report()), {"g": gate({"metric": "nothing", "max": 1})})
+    with pytest.raises(ConfigError, match="'nothing' is not among the results: tiny_choice/acc, tiny_choice/acc_norm"):
+        engine._run_pass("g", None, "in", None)
+
+
+def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp_path: Path) -> None:
+    error = RunError("out of memory")
+    with pytest.raises(RunError):
+        engine_with("", {"m": gate()}, error)._run_pass("m", None, "in", None)
+    assert run.failures == [error]
+
+
+def test_pass_that_was_left_out_is_no_step(run: Run, tmp_path: Path) -> None:
+    assert engine_with("failed-config", {"m": gate(*BROKEN)})._run_pass("m", None, "in", None)[0] == "failed-config"
+
+
+def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    reports = [report(*map(str, range(number))) for number in range(11)]
+    assert [len(found.model["passes"]) for found in carried_reports(measured(tmp_path, *reports).config)] == [
+        *range(11)
+    ]
+
+
+def test_reports_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/report.json").write_text("old")
+    refresh_reports(measured(tmp_path / "m", report()).config, tmp_path / "out")
+    assert json.loads((tmp_path / "out/report.json").read_text())["metrics"]
+
+
+def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:
+    run.output_dir.mkdir()
+    engine = engine_with(measured(tmp_path / "m", report(), report("int4")), {})
+    publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best")))
+    names = {path.name for path in run.output_dir.iterdir()}
+    assert {"chain.json", "chain.md", "report-2.json", "report-2.md", "report.json", "report.md"} <= names

@@ -1,0 +1,386 @@
+"""What is added to Olive's engine, on an engine that does nothing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.engine.config import RunPassConfig
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.model import ModelConfig
+from olive.package_config import OlivePackageConfig
+
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
+from olive_ext.workflow.metric_results import to_metric_result
+from olive_ext.workflow.olive_run import watched_runs
+from olive_ext.workflow.registration import mend
+from tests.exports import genai_export
+from tests.workflow.recipes import REPORT
+
+
+class Target:
+    def __init__(self, kind: str = "LocalSystem") -> None:
+        self.type = kind
+
+
+class Output:
+    def __init__(self, has_model: bool, metrics: Any) -> None:
+        self._has_model, self._metrics = has_model, metrics
+
+    def has_output_model(self) -> bool:
+        return self._has_model
+
+    def get_input_model_metrics(self) -> Any:
+        return self._metrics
+
+
+def new_engine() -> Any:
+    """A class with the methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
+
+    class FakeEngine:
+        target_config = Target()
+        olive_config = OlivePackageConfig.load_default_config()
+        input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
+        search_strategy = None
+
+        def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
+            self.evaluator_config, self.error = evaluator, error
+            self.cache: dict[str, Any] = {}
+            self.num_evaluations = 0
+
+        def initialize(self) -> None:
+            for metric in self.evaluator_config.metrics:
+                metric.name = str(Path(metric.name).resolve())
+
+        def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+            self.initialize()
+            try:
+                signal = self._evaluate_model(input_model_config, "id", self.evaluator_config, None)
+            except OliveExtError:
+                signal = None
+            return Output(False, signal)
+
+        def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+            signal = self._load_evaluation(model_id)
+            if signal is None:
+                if self.error is not None:
+                    raise self.error
+                self.num_evaluations += 1
+                signal = self.num_evaluations
+                self._cache_evaluation(model_id, signal)
+            return signal
+
+        def _load_evaluation(self, model_id: str) -> Any:
+            return self.cache.get(model_id)
+
+        def _cache_evaluation(self, model_id: str, signal: Any) -> None:
+            self.cache[model_id] = signal
+
+        def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
+            raise NotImplementedError
+
+        def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float]:
+            return {}
+
+    mend(FakeEngine)
+    return FakeEngine
+
+
+def ours(**settings: Any) -> Any:
+    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["t"], **settings})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    return ModelConfig(type="HfModel", config={"model_path": str(tmp_path)})
+
+
+def evaluate(engine: Any, model: ModelConfig, evaluator: Any) -> Any:
+    return engine._evaluate_model(model, "id", evaluator, None)
+
+
+def test_same_evaluation_is_taken_from_the_cache(model: ModelConfig) -> None:
+    engine = new_engine()()
+    assert [evaluate(engine, model, ours()) for _ in range(2)] == [1, 1]
+
+
+def test_changed_settings_are_evaluated_anew(model: ModelConfig) -> None:
+    engine = new_engine()()
+    assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
+
+
+def test_changed_task_file_is_evaluated_anew(model: ModelConfig, tmp_path: Path) -> None:
+    engine, task = new_engine()(), tmp_path / "tasks" / "t.yaml"
+    task.parent.mkdir()
+    task.write_text("task: t")
+    first = evaluate(engine, model, ours(include_path=str(task.parent)))
+    task.write_text("task: other")
+    assert evaluate(engine, model, ours(include_path=str(task.parent))) == first + 1
+
+
+def test_changed_external_data_is_evaluated_anew(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(genai_export("llama"), copy)
+    model, engine = ModelConfig(type="ONNXModel", config={"model_path": str(copy / "model.onnx")}), new_engine()()
+    first = evaluate(engine, model, ours())
+    weights = bytearray((copy / "model.onnx.data").read_bytes())
+    weights[100] ^= 1
+    (copy / "model.onnx.data").write_bytes(weights)
+    assert evaluate(engine, model, ours()) == first + 1
+
+
+def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tmp_path: Path) -> None:
+    engine, evaluator = new_engine()(), ours(output_dir=str(tmp_path / "reports"))
+    assert [evaluate(engine, model, evaluator) for _ in range(2)] == [1, 2]
+    report = tmp_path / "reports" / tmp_path.name / "report.json"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    assert evaluate(engine, model, evaluator) == 2
+
+
+def test_same_evaluation_is_known_again_when_its_folders_exist(model: ModelConfig, tmp_path: Path) -> None:
+    engine, places = new_engine()(), (str(tmp_path / "a"), "a")
+    evaluators = [ours(reference={"path": "owner/name", "records_dir": place}) for place in places]
+    assert [evaluate(engine, model, evaluator) for evaluator in evaluators] == [1, 1]
+
+
+def test_other_evaluators_keep_olives_own_key(model: ModelConfig) -> None:
+    engine = new_engine()()
+    other = OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"])
+    evaluate(engine, model, other)
+    assert list(engine.cache) == ["id"]
+
+
+def test_second_mending_changes_nothing(model: ModelConfig) -> None:
+    kind = new_engine()
+    before = dict(vars(kind))
+    mend(kind)
+    assert dict(vars(kind)) == before
+
+
+def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
+    class Other:
+        def run(self) -> None: ...
+
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("olive.olive_ext")
+    logger.addHandler(handler)
+    before = dict(vars(Other))
+    mend(Other)
+    logger.removeHandler(handler)
+    assert dict(vars(Other)) == before
+    assert "set 'clean_evaluation_cache'" in messages[0]
+
+
+def test_composite_model_is_sent_to_the_pass() -> None:
+    model = ModelConfig(type="CompositeModel", config={"model_components": [], "model_component_names": []})
+    with pytest.raises(ModelError, match="measure this one with the pass OrtLMEvaluation"):
+        evaluate(new_engine()(), model, ours())
+
+
+def test_what_olive_would_swallow_becomes_an_error_of_ours(model: ModelConfig) -> None:
+    with pytest.raises(RunError, match="RuntimeError: subprocess died"):
+        evaluate(new_engine()(error=RuntimeError("subprocess died")), model, ours())
+
+
+def test_failed_process_is_told_by_its_last_line(model: ModelConfig) -> None:
+    died = subprocess.CalledProcessError(1, ["python"], stderr="Traceback\nTaskError: unknown task 't'\n")
+    with pytest.raises(RunError, match="the evaluation stopped: TaskError: unknown task 't'"):
+        evaluate(new_engine()(error=died), model, ours())
+
+
+def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: ModelConfig) -> None:
+    evaluator, engine = ours(), new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine(evaluator).run(model)
+    assert Path(evaluator.user_script).read_text().endswith("import olive_ext.workflow  # noqa: F401\n")
+
+
+def test_pass_is_refused_in_a_python_environment(model: ModelConfig) -> None:
+    engine = new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine.input_passes_configs = {"m": [RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"]})]}
+    with pytest.raises(ConfigError, match=r"'passes\.m': OrtLMEvaluation cannot run in a PythonEnvironment"):
+        engine().run(model)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [("OrtLMEvaluatoin", "did you mean 'OrtLMEvaluation'"), ("Foo", "Olive knows no such pass")],
+)
+def test_unknown_pass_is_refused_before_anything_runs(model: ModelConfig, type_name: str, message: str) -> None:
+    engine = new_engine()
+    engine.input_passes_configs = {"m": [RunPassConfig(type=type_name)]}
+    with pytest.raises(ConfigError, match=message):
+        engine().run(model)
+
+
+def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
+    engine = new_engine()(ours(), TaskError("unknown task 't'"))
+    with watched_runs() as outcomes, pytest.raises(TaskError, match="unknown task 't'"):
+        engine.run(model)
+    assert [outcome.gave_up for outcome in outcomes] == [True]
+
+
+def test_run_that_ends_well_is_no_failure(model: ModelConfig) -> None:
+    with watched_runs() as outcomes:
+        new_engine()(ours()).run(model)
+    assert [outcome.gave_up for outcome in outcomes] == [False]
+
+
+def test_metric_names_that_olive_made_paths_of_are_put_right(
+    model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sub_types = [{"name": "accuracy_score", "priority": 1}]
+    engine = new_engine()(ours(metrics=[{"name": "t", "type": "accuracy", "sub_types": sub_types}]))
+    engine.initialize()
+    assert engine.evaluator_config.metrics[0].name == "t"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limits": 1}, "unknown key 'evaluators.e.limits': did you mean 'limit'"),
+        ({"limit": "x"}, "'evaluators.e.limit' = 'x'"),
+        ({"metrics": [{"name": "m", "type": "latency", "sub_types": [{"name": "avg"}]}]}, "of type 'latency'"),
+    ],
+)
+def test_run_refuses_wrong_keys_before_it_starts(model: ModelConfig, settings: dict[str, Any], message: str) -> None:
+    engine = new_engine()(ours(**settings))
+    with pytest.raises(ConfigError, match=message):
+        engine.run(model)
+    assert engine.num_evaluations == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("HfModel", "recipes/quickstart/modle"), ("ONNXModel", "model.onnx"), ("HfModel", "/nowhere")]
+)
+def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
+    with pytest.raises(ModelError, match=f"'input_model.model_path' = '{path}': no such file or folder"):
+        new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
+
+
+def test_run_without_our_types_is_left_alone() -> None:
+    engine = new_engine()(OliveEvaluatorConfig(type="LMEvaluator", taskz=["t"]))
+    engine.run(ModelConfig(type="HfModel", config={"model_path": "/nowhere"}))
+    assert engine.num_evaluations == 1
+
+
+class Evaluated:
+    """Methods of Olive's engine that evaluate the input model and then one output model; the numbers are known."""
+
+    target_config = Target()
+    olive_config = OlivePackageConfig.load_default_config()
+    search_strategy = None
+
+    def __init__(self, evaluator: Any, *, has_passes: bool = True) -> None:
+        self.evaluator_config = evaluator
+        self.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization")]} if has_passes else {}
+        self.seen: list[str] = []
+
+    def initialize(self) -> None: ...
+
+    def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+        made = ModelConfig(type=input_model_config.type, config=dict(input_model_config.config))
+        for name, model in {"input": input_model_config, "output": made}.items():
+            self._evaluate_model(model, name, self.evaluator_config, None)
+            self.seen.append(name)
+        return Output(True, 1)
+
+    def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+        return to_metric_result(REPORT)
+
+    def _load_evaluation(self, model_id: str) -> Any: ...
+
+    def _cache_evaluation(self, model_id: str, signal: Any) -> None: ...
+
+    def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any: ...
+
+    def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> Any: ...
+
+
+def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = True) -> Any:
+    kind: Any = type("FakeEngine", (), dict(vars(Evaluated)))
+    mend(kind)
+    engine = kind(evaluator, has_passes=has_passes)
+    engine.search_strategy = "any" if is_search else None
+    return engine
+
+
+GROUP = {"group": "g", "task": ["t"]}
+STRICT = {"metric": "acc", "min": 0.75}
+
+
+def test_evaluators_broken_bound_is_raised_behind_the_whole_run(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[STRICT]))
+    with pytest.raises(
+        RequirementError, match=r"'evaluators\.e\.require' is broken: tiny_choice/acc = 0\.5000, required"
+    ):
+        engine.run(model)
+    assert engine.seen == ["input", "output"]
+
+
+def test_candidate_of_a_search_is_out_at_once(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[STRICT]), is_search=True)
+    with pytest.raises(RequirementError):
+        engine.run(model)
+    assert engine.seen == ["input"]  # which is not judged
+
+
+def test_input_model_is_judged_where_there_is_no_other(model: ModelConfig) -> None:
+    engine = evaluated(ours(tasks=[GROUP], require=[{"metric": "size_on_disk", "max": 1}]), has_passes=False)
+    with pytest.raises(RequirementError, match="size_on_disk/bytes = 1024, required at most 1"):
+        engine.run(model)
+
+
+def test_bounds_that_are_kept_let_the_run_end(model: ModelConfig) -> None:
+    bounds = [{"metric": "acc", "max": 0.5}, {"metric": "exact_match", "filter": "strict-match", "max": 0.2}]
+    assert evaluated(ours(tasks=[GROUP], require=bounds)).run(model).has_output_model()
+
+
+def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
+    engine = new_engine()()
+    with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
+        evaluate(engine, model, ours(require=[STRICT]))
+    assert evaluate(engine, model, ours()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"require": [{"metric": "ac", "max": 1}]}, "'evaluators.e.require': no metric 'ac' is measured: did you mean"),
+        ({"require": [{"metric": "kl_mean", "max": 1}]}, "no metric 'kl_mean' is measured: it needs 'reference'"),
+        ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, "no task 'u' is measured; there are t"),
+        ({"reference": "input_model"}, "'reference' = 'input_model': the input model is of type pytorchmodel"),
+        ({"reference": "no/such/model"}, "'evaluators.e.reference' = 'no/such/model': no such file or folder"),
+        (
+            {"metrics": [{"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}]},
+            "'evaluators.e.metrics': no metric 'u' is measured",
+        ),
+    ],
+)
+def test_run_refuses_metrics_and_references_that_will_not_be_there(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    task = {"task": "t", "metric_list": [{"metric": "acc"}]}
+    engine = new_engine()(ours(tasks=[task], **settings))
+    with pytest.raises(OliveExtError) as raised:
+        engine.run(ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)}))
+    assert message in str(raised.value)
+    assert engine.num_evaluations == 0
+
+
+def test_process_of_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
+    evaluator, engine = ours(reference="input_model"), new_engine()
+    engine.target_config = Target("PythonEnvironment")
+    engine(evaluator).run(model)
+    assert evaluator.type_args["reference"]["path"] == model.config["model_path"]
