@@ -2,7 +2,7 @@
 
     python docs/benchmarks/enough.py [--output OUT] [--seeds 200] [--runs 10000]
 
-Prints two tables and writes `enough.png`: documents asked until a claim about accuracy is certain, over `--seeds`
+Prints two tables and writes `enough.png`: documents evaluated until a claim about accuracy is certain, over `--seeds`
 draws; and how often a truth is ever rejected when draws go on to the last document, over `--runs` draws. Margins are
 those that `record_margins.py` recorded, or drawn from a logistic distribution. Knows no model. Minutes on one core.
 """
@@ -127,7 +127,7 @@ def at_their_bounds() -> Iterator[Case]:
     rare[np.argsort(np.abs(small))[:3]] = 0
     random = np.random.default_rng(3)
     positions, disagreements = random.integers(0, 60, 200), random.beta(0.3, 8, 200)
-    told = [
+    exact = [
         case("quickstart, int4_b128, 10,000", margins, candidates["int4_b128"]),
         case("surest 3 points broken, 14,000", mmlu, breaks_the_surest(mmlu, 3 * POINT)),
         case("heavy ties, 1,000", np.sign(small) * np.ceil(np.abs(small)), noisy(small, 0.4, 0.01)),
@@ -136,7 +136,7 @@ def at_their_bounds() -> Iterator[Case]:
         case("50 documents, margins unknown", tiny, noisy(tiny, 0.8, 0.0), knows_margins=False),
         Case("disagreement, 200 documents of 0 to 59 positions", mean_population(positions, 1.0), disagreements),
     ]
-    for one in told:
+    for one in exact:
         yield Case(one.name, one.population, one.shares_N, one.truth)
     yield case("interval, quickstart, int4_b32, 1,000", margins[::10], candidates["int4_b32"][::10])
     yield case("interval, broken by 5 points, 1,000", small, noisy(small, 0.4, 5 * POINT))
@@ -199,8 +199,8 @@ class Runs:
         return np.select([lows >= bound, highs < bound, above, below], [1.0, -1.0, 1.0, -1.0])
 
 
-def asked(case: Case, seeds: int) -> tuple[FloatArray, FloatArray]:
-    """Documents asked [R] until the verdict, and the verdicts."""
+def evaluated(case: Case, seeds: int) -> tuple[FloatArray, FloatArray]:
+    """Documents evaluated [R] until the verdict, and the verdicts."""
     runs = Runs(case, seeds, np.random.default_rng(11))
     counts, verdicts = np.zeros(seeds), np.zeros(seeds)
     while not verdicts.all():
@@ -249,11 +249,11 @@ def least_draws(case: Case) -> int:
 
 
 def savings(seeds: int) -> Iterator[tuple[str, FloatArray, int]]:
-    print("| case | difference | flips | least | asked, median | 10 % | 90 % | of all | as the full run |")
+    print("| case | difference | flips | least | evaluated, median | 10 % | 90 % | of all | as the full run |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for one in cases():
         population, total = one.population, len(one.shares_N) + one.num_assumed
-        counts, verdicts = asked(one, seeds)
+        counts, verdicts = evaluated(one, seeds)
         flips, least = np.abs(one.shares_N + population.lows_N).mean(), least_draws(one)
         low, middle, high = np.quantile(counts, [0.1, 0.5, 0.9])
         right = np.mean((verdicts > 0) == (one.truth + 1e-12 >= one.bound))
@@ -280,15 +280,15 @@ def coverage(num_runs: int) -> Iterator[tuple[str, float]]:
 def draw(saved: list[tuple[str, FloatArray, int]], covered: list[tuple[str, float]], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(14, 9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     left.boxplot([shares for _, shares, _ in saved][::-1], orientation="horizontal", whis=(10, 90), showfliers=False)
     left.set_yticks(range(1, len(saved) + 1), [f"{name} ({total:,})" for name, _, total in saved][::-1], fontsize=8)
-    left.set(xlim=(0, 1), xlabel="share of the documents asked until loss below 1 point is certain, or certainly not")
+    left.set(xlim=(0, 1), xlabel="share of the documents evaluated until a loss below 1 point is certain, or excluded")
     right.barh(range(len(covered)), [100 * error for _, error in covered][::-1])
     right.set_yticks(range(len(covered)), [name for name, _ in covered][::-1], fontsize=8)
     right.axvline(5, color="black", linestyle="--")
-    right.set(xlabel="% of draws that ever reject the truth (allowed: 5)")
+    right.set(xlabel="% of runs that ever reject the truth")
     figure.savefig(path, dpi=110)
 
 

@@ -35,20 +35,20 @@ def questions(count: int) -> list[tuple[str, list[str], int]]:
     shots = distinct(lambda: quiz(random, False), NUM_SHOTS)
     head = QUIZ_TITLE + "".join(f"{quiz_text(shot)} {LETTERS[shot.answer]}\n\n" for shot in shots)
     letters = [f" {letter}" for letter in LETTERS]
-    asked = [(one.context, list(one.options), one.answer) for one in stories]
-    return asked + [(head + quiz_text(one), letters, one.answer) for one in quizzes]
+    endings = [(one.context, list(one.options), one.answer) for one in stories]
+    return endings + [(head + quiz_text(one), letters, one.answer) for one in quizzes]
 
 
-def signed_margins(model: Path, asked: list[tuple[str, list[str], int]]) -> np.ndarray[Any, Any]:
+def signed_margins(model: Path, documents: list[tuple[str, list[str], int]]) -> np.ndarray[Any, Any]:
     """Nats by which the right choice is above the best wrong one, [D]; below zero the model answers wrongly."""
     import olive_ext
 
     with olive_ext.open(model) as session:
-        outputs = session.loglikelihood([(context, target) for context, targets, _ in asked for target in targets])
+        outputs = session.loglikelihood([(context, target) for context, targets, _ in documents for target in targets])
     scores = np.array([output.logprob for output in outputs]).reshape(-1, NUM_CHOICES)
-    documents, right = np.arange(len(asked)), np.array([answer for _, _, answer in asked])
-    own = scores[documents, right]
-    scores[documents, right] = -np.inf
+    rows, right = np.arange(len(documents)), np.array([answer for _, _, answer in documents])
+    own = scores[rows, right]
+    scores[rows, right] = -np.inf
     return own - scores.max(axis=1)
 
 
@@ -60,16 +60,16 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from tests.exports import quickstart
 
-    asked = questions(args.documents)
-    reference = signed_margins(quickstart.exported(), asked)
+    documents = questions(args.documents)
+    reference = signed_margins(quickstart.exported(), documents)
     found = {"margins": reference.astype(np.float16)}
     for name, form in CANDIDATES.items():
-        right = signed_margins(quickstart.quantized(*form), asked) > 0
+        right = signed_margins(quickstart.quantized(*form), documents) > 0
         found[name] = np.packbits(right)
         lost, gained = int(np.sum(~right & (reference > 0))), int(np.sum(right & (reference <= 0)))
         print(f"{name}: reference {np.mean(reference > 0):.4f}, {lost} answers lost, {gained} gained", flush=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(args.output, num_documents=len(asked), **found)
+    np.savez_compressed(args.output, num_documents=len(documents), **found)
 
 
 if __name__ == "__main__":
