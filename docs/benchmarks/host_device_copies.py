@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.bench.profile import large_copies, read_runs, summarize
-from olive_ext.config import EngineConfig
+from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.runners.ort.opening import open_engine
-from olive_ext.model import locate, register_libraries, resolve_providers
+from olive_ext.model import register_libraries, resolve
 from olive_ext.text.tokenizer import load_tokenizer
 
 LETTERS = "ABCDEFGHIJ"
@@ -50,8 +50,9 @@ def main() -> int:
 
 def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[str, Any]:
     """The content of host_device_copies.json."""
-    files = locate(str(model))
-    tokenizer = load_tokenizer(files.tokenizer)
+    engine_config = EngineConfig(shapes="any")
+    resolved = resolve(ModelSettings(model=str(model), execution_provider=provider, engine=engine_config))
+    tokenizer = load_tokenizer(resolved.files.tokenizer)
     prompts = [tuple(tokenizer.encode(text)) for text in contexts]
     answers = [tokenizer.encode(letter)[-1] for letter in LETTERS]
     scored = [Request((*prompt, answer), 1) for prompt in prompts for answer in answers]
@@ -60,9 +61,7 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
-    engine = open_engine(
-        files, resolve_providers(provider), EngineConfig(shapes="any"), profile_prefix=folder / "onnxruntime"
-    )
+    engine = open_engine(resolved, profile_prefix=folder / "onnxruntime")
     phases = {name: _run(engine, requests) for name, requests in (("scoring", scored), ("generation", generated))}
     facts = engine.describe()
     engine.close()

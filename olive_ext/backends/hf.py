@@ -29,6 +29,8 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
     spans the join of context and continuation is scored instead of failing.
     """
 
+    kind = "hf"
+
     def __init__(self, *args: Any, hflm_rolling_bos: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self._hflm_rolling_bos = hflm_rolling_bos

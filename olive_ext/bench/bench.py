@@ -17,8 +17,9 @@ from olive_ext.bench.process import Launcher
 from olive_ext.bench.summary import Answers, Summary, agreement, chosen_runs, summarize
 from olive_ext.bench.tables import to_markdown
 from olive_ext.bench.work import Work, read_work
+from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
-from olive_ext.model import locate
+from olive_ext.model import resolve
 from olive_ext.report import check_writable, write_texts
 from olive_ext.run.hardware import describe_hardware
 
@@ -57,7 +58,7 @@ class Bench:
         """Measures everything that is configured. The files are written after every process, so that an interruption
         loses one."""
         self._work_folder.mkdir(parents=True, exist_ok=True)
-        files = locate(self.config.model)
+        files = resolve(ModelSettings(model=self.config.model, kind="onnx")).files
         self._work = read_work(files.decoder, files.genai_config or files.hf_config)
         self._asked = self._record(1)
         self._write(PROBE, _spread(self._asked, self.config.probe or 0))

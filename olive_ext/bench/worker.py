@@ -145,11 +145,12 @@ def _contexts(job: Job) -> dict[str, Any]:
 
 def _size(job: Job) -> int:
     """Bytes of the files that the backend's weights are in."""
-    from olive_ext.model import locate, size_on_disk
+    from olive_ext.config import ModelSettings
+    from olive_ext.model import resolve
 
-    if job.backend == "hf":
-        return sum(file.stat().st_size for file in Path(job.opening["hf"]).glob("*.safetensors"))
-    return size_on_disk(locate(job.opening["model"]))
+    is_hf = job.backend == "hf"
+    path = job.opening["hf" if is_hf else "model"]
+    return resolve(ModelSettings(model=path, kind="hf" if is_hf else "onnx")).size or 0
 
 
 def _end_with_parent() -> None:

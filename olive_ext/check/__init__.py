@@ -1,4 +1,8 @@
-"""What a recipe or a model resolves to, and what is wrong with it, without evaluating anything."""
+"""What a recipe or a model resolves to, and what is wrong with it, without evaluating anything.
+
+The command line imports `check_recipe`, `check_model` and the `Findings` that they return. Knows the resolver, and
+nothing of how a model is scored.
+"""
 
 from olive_ext.check.findings import Fact, Findings, Section
 from olive_ext.check.model_check import check_model

@@ -1,11 +1,20 @@
-"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs."""
+"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs.
 
-from olive_ext.config.accepts import accepts
-from olive_ext.config.base import Strict
+Every room may import them from here; `ModelSettings` is the one declaration of how a model is opened. Knows no file, no
+model and no framework.
+"""
+
+from olive_ext.config.base import Strict, accepts
 from olive_ext.config.engine import EngineConfig
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, ModelConfig
-from olive_ext.config.reference import INPUT_MODEL, ReferenceConfig
-from olive_ext.config.require import Bound, WorkflowSettings
+from olive_ext.config.evaluation import Bound, EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config.model import (
+    INPUT_MODEL,
+    ExecutionSettings,
+    ModelConfig,
+    ModelSettings,
+    OpenSettings,
+    ReferenceConfig,
+)
 from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
 
 __all__ = [
@@ -17,7 +26,10 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",
+    "ExecutionSettings",
     "ModelConfig",
+    "ModelSettings",
+    "OpenSettings",
     "ReferenceConfig",
     "SchemaKind",
     "Strict",

@@ -9,7 +9,8 @@ from typing_extensions import Self
 
 from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word
 from olive_ext.config.engine import EngineConfig
-from olive_ext.config.evaluation import Limit, ProviderOptions
+from olive_ext.config.evaluation import Limit
+from olive_ext.config.model import ProviderOptions
 
 Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]
 

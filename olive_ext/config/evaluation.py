@@ -11,32 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, word
-from olive_ext.config.engine import EngineConfig
-from olive_ext.config.reference import Reference
+from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, Reference, ReferenceConfig
 
-ProviderName = Word
-ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
-ProviderRequest = ProviderName | list[ProviderName | tuple[ProviderName, ProviderOptions]]
+Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
-BatchSize = PositiveInt | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 
 
-class ModelConfig(Strict):
-    """Where the model is."""
-
-    path: str
-    """An .onnx file, a folder with one, a folder with genai_config.json, Olive's output folder, or a Hugging Face
-    model (folder or hub name)."""
-
-    kind: Literal["auto", "onnx", "hf"] = "auto"
-    """"hf" runs the model through lm-eval's Hugging Face backend, as the baseline; "auto" tells by the files."""
-
-    onnx_file_name: str | None = None
-    """Which .onnx file in the folder, relative to it, where there are several."""
-
-
-class EvaluationSettings(Strict):
+class EvaluationSettings(ExecutionSettings):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
     their names and meanings."""
 
@@ -52,35 +34,9 @@ class EvaluationSettings(Strict):
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
-    batch_size: BatchSize = "auto"
-    """Sequences decoded together. "auto" (also "auto:N") lets the engine choose from the free memory."""
-
-    max_length: PositiveInt | None = None
-    """Longest context in tokens. None takes the model's own."""
-
-    tokenizer: str | None = None
-    """Folder or hub name of the tokenizer; by default the one found beside the model."""
-
-    execution_provider: ProviderRequest | None = None
-    """Execution provider: a short or full name, or a list of names or (name, options) pairs in order of preference.
-    None takes what Olive hands over, then genai_config.json's, then the CPU."""
-
-    provider_options: ProviderOptions | list[ProviderOptions] | None = None
-    """Options of the first provider, or a list with one entry for each provider."""
-
-    provider_libraries: dict[str, str] = Field(default_factory=dict)
-    """Plugin provider libraries to register first: a name of your choice, and the library's path or the Python
-    package that ships it (for instance "onnxruntime_ep_webgpu")."""
-
-    allow_cpu_fallback: bool = False
-    """With true a provider that is missing or was dropped by ONNX Runtime is a warning, and the CPU runs the model."""
-
-    device: Word | None = None
-    """Torch device of a Hugging Face baseline ("cpu", "cuda:0"). None takes what Olive hands over."""
-
     model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
-    the Hugging Face baseline. None tells by the model."""
+    the Hugging Face baseline. None decides by the model's files."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
@@ -123,9 +79,6 @@ class EvaluationSettings(Strict):
     """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
     are those of its other backends."""
 
-    engine: EngineConfig = Field(default_factory=EngineConfig)
-    """Settings of the decoder runner."""
-
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.fewshot_as_multiturn and self.apply_chat_template is False:
@@ -138,3 +91,57 @@ class EvaluationConfig(EvaluationSettings):
 
     model: ModelConfig
     """The model to evaluate."""
+
+    def opening(self) -> ModelSettings:
+        """The settings of opening the evaluated model. Where `model.kind` is open, `model_class` says it: each of its
+        values names the backend of one kind."""
+        kind = self.model.kind
+        if kind == "auto" and self.model_class is not None:
+            kind = "hf" if self.model_class == "hf" else "onnx"
+        shared = {name: getattr(self, name) for name in ExecutionSettings.model_fields}
+        which = {**self.model.model_dump(exclude={"path"}), "kind": kind}
+        return ModelSettings(model=self.model.path, **which, **shared)
+
+    def reference_patch(self) -> dict[str, Any]:
+        """What `reference` says of opening it, for `ModelSettings.of_reference`."""
+        assert self.reference is not None
+        names = ReferenceConfig.model_fields.keys() & ModelSettings.model_fields.keys()
+        return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
+
+
+class Bound(Strict):
+    """A number that a metric must not go beyond."""
+
+    metric: Word
+    """Name of the metric as a report has it, for instance "acc", "kl_mean", or a task's name that has one metric only
+    ("size_on_disk")."""
+
+    task: Word | None = None
+    """The metric's task; "all" for a comparison with the reference over all tasks. May be left out where only one
+    task has the metric, and for comparisons over all tasks."""
+
+    filter: Word | None = None
+    """lm-eval's filter, where the task has the metric once for each of several."""
+
+    max: Number | None = None
+    """Largest value that passes."""
+
+    min: Number | None = None
+    """Smallest value that passes."""
+
+    @model_validator(mode="after")
+    def _check_bounded(self) -> Self:
+        if self.max is None and self.min is None:
+            raise ValueError(f"give 'max' or 'min' for '{self.metric}'")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}")
+        return self
+
+
+class WorkflowSettings(EvaluationSettings):
+    """All keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`."""
+
+    require: list[Bound] = Field(default_factory=list)
+    """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
+    judges the model that it measures. The evaluator judges output models, and the input model where there are no
+    passes. In a search a candidate that breaks a bound is out."""

@@ -16,9 +16,9 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError
+from olive_ext.model import attention
 from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec, window_notes
 from olive_ext.model.encoder_spec import read_cross_inputs
-from olive_ext.model.rounding import has_step_scales, rounding_notes, rounds_rows
 from olive_ext.model.tensor_names import (
     EMBEDDING_NAMES,
     KV_NAMES,
@@ -107,9 +107,9 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=not has_step_scales(self._graph.node),
-            rounds_rows=rounds_rows(self._graph.node),
-            notes=(*self._notes, *rounding_notes(self._graph.node)),
+            is_splittable=not attention.has_step_scales(self._graph.node),
+            rounds_rows=attention.rounds_rows(self._graph.node),
+            notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -20,10 +21,46 @@ from olive_ext.model.tensor_names import (
     STATES_INPUTS,
     STATES_OUTPUTS,
 )
-from olive_ext.model.types import CrossInputs, EncoderSpec, FirstStepSpec, Role, SourceKind, TensorSpec
+from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
 
 _FEATURES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
 _TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
+
+
+@dataclass(frozen=True)
+class FirstStepSpec:
+    """A graph that computes cross KV from the encoder's hidden states, and its inputs."""
+
+    outputs: Mapping[str, str]
+    """The decoder's input -> this graph's output."""
+
+    states: str
+    masks: tuple[TensorSpec, ...] = ()
+    tokens: tuple[TensorSpec, ...] = ()
+    """Token ids [B, S], whose shape it reads."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """How a source becomes the decoder's `CrossInputs`."""
+
+    kind: SourceKind
+    source: TensorSpec
+    """The encoder's input, [B, S] or [B, ...features]."""
+
+    mask: TensorSpec | None
+    """The encoder's input with a 1 for each token of the source."""
+
+    states: str
+    """The encoder's output of hidden states."""
+
+    outputs: Mapping[str, str]
+    """The decoder's input -> the encoder's output."""
+
+    masks: tuple[TensorSpec, ...] = ()
+    first_step: FirstStepSpec | None = None
+    unused: tuple[TensorSpec, ...] = ()
+    """Cross KV that nothing computes: the decoder does, from the hidden states; it is given none."""
 
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:

@@ -3,32 +3,40 @@ model_config.json it leaves in an output folder."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from olive_ext.errors import ModelError
-from olive_ext.model.companions import find_companions, pick_with_past
+from olive_ext.model.companions import (
+    find_companions,
+    find_pipeline,
+    missing_stage,
+    pick_with_past,
+    pipeline_stages,
+)
+from olive_ext.model.content import hf_weights, weight_files
 from olive_ext.model.folders import (
     GENAI_CONFIG,
     OLIVE_RECORD,
     contents,
+    find_tokenizer,
     is_hub_name,
     olive_record,
     read_json,
     real_path,
     upwards,
 )
-from olive_ext.model.pipeline import find_pipeline, missing_stage, pipeline_stages
-from olive_ext.model.tokenizer_folder import find_tokenizer
 from olive_ext.model.types import GraphFiles, ModelFiles
-from olive_ext.model.weights import weight_files
 
 if TYPE_CHECKING:
     import onnx
 
-_HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+logger = logging.getLogger(__name__)
+
+Kind = Literal["onnx", "hf"]
 
 
 def locate(
@@ -43,6 +51,7 @@ def locate(
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
     root = real_path(path)
+    logger.debug("looking for the files of '%s'", path)
     decoder, rule = _find_decoder(root, onnx_file_name)
     weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)
@@ -75,11 +84,18 @@ def locate(
     )
 
 
+def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
+    """The files of the Hugging Face model in the folder, or under the hub name, `path`; nothing is looked up."""
+    origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
+    place, weights = Path(path), tuple(hf_weights(Path(path)))
+    return ModelFiles(place, place, {}, {}, tokenizer or path, {"tokenizer": origin}, weights)
+
+
 def _weights(graph: Path) -> tuple[Path, ...]:
     return tuple(weight_files(graph, read_outline(graph).locations).values())
 
 
-def model_kind(path: str | Path) -> Literal["onnx", "hf"]:
+def model_kind(path: str | Path) -> Kind:
     """What `path` holds: "onnx" for what `locate` takes, "hf" for config.json with weights and for a hub name.
 
     A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
@@ -91,7 +107,7 @@ def model_kind(path: str | Path) -> Literal["onnx", "hf"]:
         return "onnx" if _is_onnx_name(root) else _refuse_file(root)
     if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
         return "onnx"
-    if (root / "config.json").is_file() and any(True for pattern in _HF_WEIGHTS for _ in root.glob(pattern)):
+    if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
     if any(root.glob("*/*.onnx")):
         return "onnx"
@@ -112,8 +128,8 @@ class Outline:
         return any(name.startswith("logits") for name in self.outputs)
 
 
-def read_outline(path: Path) -> Outline:
-    """Reads the graph of an .onnx file without its external data; raises `ModelError` where it is broken."""
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The graph of an .onnx file without its external data; raises `ModelError` where it is broken."""
     import onnx
 
     try:
@@ -122,6 +138,14 @@ def read_outline(path: Path) -> Outline:
         raise ModelError(f"'{path}' is a broken graph: {error}") from error
     if not model.graph.output:
         raise ModelError(f"'{path}' is a broken graph: it has no outputs ({path.stat().st_size} bytes)")
+    return model
+
+
+def read_outline(path: Path) -> Outline:
+    """What `read_graph` finds, in outline; raises `ModelError` as that does."""
+    import onnx
+
+    model = read_graph(path)
     nodes = (model.graph.node, *(function.node for function in model.functions))
     tensors = [tensor for part in nodes for tensor in _node_tensors(part)] + _graph_tensors(model.graph)
     locations = {

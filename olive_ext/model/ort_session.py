@@ -7,9 +7,9 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ModelError, OliveExtError, ProviderError
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import plugin_devices
@@ -22,54 +22,64 @@ logger = logging.getLogger(__name__)
 
 _ERRORS_ONLY = 3
 _REASON_CHARS = 400
+_DEFAULTS = ExecutionSettings()
 
 
 def open_session(
     model: bytes | Path,
     providers: Sequence[Provider],
+    settings: ExecutionSettings = _DEFAULTS,
     *,
     external_data_folder: Path | None = None,
-    session_options: Mapping[str, str] = MappingProxyType({}),
-    num_threads: int | None = None,
-    allow_cpu_fallback: bool = False,
     profile_prefix: Path | None = None,
     label: str | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
 
-    A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`). `session_options` are
-    configuration entries; `label` names the model in errors. Raises `ModelError` where ONNX Runtime refuses the model
-    and `ProviderError` where a provider does not come up; with `allow_cpu_fallback` the latter is a warning and the
-    session runs on what is left.
+    A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
+    in errors. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
+    `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
+    `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
-    options = _session_options(external_data_folder, session_options, num_threads, profile_prefix)
+    options = _session_options(external_data_folder, settings.engine, profile_prefix)
     try:
         session = _open(model, providers, options, name)
         _check_all_used(session, providers, name)
     except ProviderError as error:
-        if not allow_cpu_fallback:
+        if not settings.allow_cpu_fallback:
             raise ProviderError(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
         logger.warning("%s; running on the CPU", error)
-        options = _session_options(external_data_folder, session_options, num_threads, profile_prefix)
+        options = _session_options(external_data_folder, settings.engine, profile_prefix)
         session = _open(model, [Provider(CPU, "cpu")], options, name)
     return session
 
 
-def _session_options(
-    folder: Path | None, entries: Mapping[str, str], num_threads: int | None, prefix: Path | None
-) -> Any:
+def read_adapter(path: str) -> onnxruntime.AdapterFormat:
+    """The LoRA adapter in an .onnx_adapter file; raises `ModelError` where it is missing or is none."""
+    import onnxruntime
+
+    try:
+        with Path(path).open("rb"):
+            return onnxruntime.AdapterFormat.read_adapter(path)
+    except OSError as error:
+        raise ModelError(f"adapter '{path}' in engine.adapters cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:
+        raise ModelError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
+
+
+def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | None) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
-    if num_threads is not None:
-        options.intra_op_num_threads = num_threads
+    if config.num_threads != "auto":
+        options.intra_op_num_threads = config.num_threads
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
-    for key, value in entries.items():
+    for key, value in config.session_options.items():
         options.add_session_config_entry(key, value)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
@@ -128,7 +138,7 @@ def _check_all_used(session: Any, providers: Sequence[Provider], name: str) -> N
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
-    """A provider's own failure is told from the model's by ONNX Runtime's words: it has no type for it."""
+    """Distinguishes a provider's failure from the model's by ONNX Runtime's words, which has no type for it."""
     reason = " ".join(str(error).split())
     if len(reason) > _REASON_CHARS:
         reason = reason[:_REASON_CHARS] + " ..."

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ProviderError
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
@@ -68,6 +69,24 @@ def resolve_providers(
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
+
+
+def providers_of(
+    settings: ExecutionSettings, genai_config: Mapping[str, Any], handed_over: Any = None
+) -> tuple[Provider, ...]:
+    """The providers that `settings` name, see `resolve_providers`; their plugin libraries are registered first.
+
+    Raises `ProviderError`, also where two builds of ONNX Runtime are installed.
+    """
+    check_distributions()
+    register_libraries(settings.provider_libraries)
+    return resolve_providers(
+        settings.execution_provider,
+        settings.provider_options,
+        handed_over=handed_over,
+        genai_config=genai_config,
+        allow_cpu_fallback=settings.allow_cpu_fallback,
+    )
 
 
 def available_providers() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Knows no Olive, no lm-eval and no session.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """A graph that works beside the decoder, and its external-data files."""
+    """A graph that the decoder needs (embedding, encoder, first step), and its external-data files."""
 
     graph: Path
     weights: tuple[Path, ...] = ()
@@ -49,7 +50,20 @@ class ModelFiles:
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
 
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
-    """Graphs that text needs beside the decoder, by what they do: "embedding" where it takes embeddings, not ids."""
+    """The other graphs that text needs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where values lie: ONNX Runtime's device type ("cpu", "cuda", ...) and number."""
+
+    kind: str
+    index: int = 0
+
+    @property
+    def has_pointers(self) -> bool:
+        """Whether its values have an address that can be offset and bound."""
+        return self.kind in ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -64,13 +78,22 @@ class Provider:
 
     options: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
-    """Which setting asked for it."""
+    """The setting that names it."""
 
     plans_shapes: bool = False
     """It plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
     """Its option that has runs captured and replayed; None where it has none."""
+
+    @property
+    def place(self) -> Device:
+        """The device that it keeps values on."""
+        return Device(self.device, int(self.options.get("device_id", 0)))
+
+
+ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
+"""Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""
 
 
 @dataclass(frozen=True)
@@ -159,42 +182,6 @@ class CrossInputs:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tensor.name for tensor in (*self.states, *self.masks, *self.kv.values()))
-
-
-@dataclass(frozen=True)
-class FirstStepSpec:
-    """A graph that computes cross KV from the encoder's hidden states, and its inputs."""
-
-    outputs: Mapping[str, str]
-    """The decoder's input -> this graph's output."""
-
-    states: str
-    masks: tuple[TensorSpec, ...] = ()
-    tokens: tuple[TensorSpec, ...] = ()
-    """Token ids [B, S], whose shape it reads."""
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """How a source becomes the decoder's `CrossInputs`."""
-
-    kind: SourceKind
-    source: TensorSpec
-    """The encoder's input, [B, S] or [B, ...features]."""
-
-    mask: TensorSpec | None
-    """The encoder's input with a 1 for each token of the source."""
-
-    states: str
-    """The encoder's output of hidden states."""
-
-    outputs: Mapping[str, str]
-    """The decoder's input -> the encoder's output."""
-
-    masks: tuple[TensorSpec, ...] = ()
-    first_step: FirstStepSpec | None = None
-    unused: tuple[TensorSpec, ...] = ()
-    """Cross KV that nothing computes: the decoder does, from the hidden states; it is given none."""
 
 
 class Role(str, Enum):
@@ -287,3 +274,18 @@ class DecoderSpec:
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:
         """All that is carried from one step to the next."""
         return (*self.kv, *self.states)
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of KV that one position of one slot takes, all layers together."""
+        return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in self.kv)
+
+    @property
+    def bytes_of_source(self) -> int:
+        """Bytes of what is kept of one source for the attention to it; as many positions as the decoder has where the
+        graph does not say how many the encoder returns."""
+        return sum(
+            math.prod(size if isinstance(size, int) else self.context_length for size in tensor.shape[1:])
+            * ITEM_BYTES[tensor.elem_type]
+            for tensor in (*self.cross.states, *self.cross.kv.values())
+        )

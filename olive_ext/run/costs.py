@@ -1,4 +1,4 @@
-"""What a model costs: size, memory and speed as metrics. They are asked for among the tasks, but are not lm-eval's."""
+"""What a model costs: size, memory and speed as metrics, which a user lists among the tasks. Knows no lm-eval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COSTS = (SIZE_ON_DISK, PEAK_MEMORY, TOKENS_PER_SECOND)
 
 
 def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
-    """The tasks of lm-eval among `config.tasks`. Raises `ConfigError` where memory or speed has none to be told of."""
+    """The tasks of lm-eval among `config.tasks`. Raises `ConfigError` where memory or speed has no run to measure."""
     tasks = [task for task in config.tasks if task not in COSTS]
     costs = [name for name in asked_costs(config) if name != SIZE_ON_DISK]
     if costs and not tasks:
@@ -29,7 +29,7 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
 
 
 def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
-    """`settings` that also ask for those costs that `names` or the settings' own bounds are about."""
+    """`settings` with those costs added to the tasks that `names` or the settings' own bounds refer to."""
     wanted = set(names) | {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric)}
     wanted |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in wanted else set()
     added = [name for name in COSTS if name in wanted and name not in settings.tasks]

@@ -17,9 +17,10 @@ from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.hardware import describe_hardware
 from olive_ext.run.mlflow_log import log_report
-from olive_ext.run.opening import answers_key, execution_of, kind_of, open_model, size_in_bytes
+from olive_ext.run.opening import answers_key, size_in_bytes
 from olive_ext.run.peak_memory import PeakMemory
 from olive_ext.run.reference.comparison_run import Comparer
+from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.modes import comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
@@ -41,18 +42,19 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
-    comparer = None if tasks is None else comparer_of(config, lm, tasks, seeds, progress)
+    models = Models(config, progress)
+    comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
     with PeakMemory() as memory:
         begin = time.monotonic()
-        opened = _open(config, tasks, comparer, progress) if lm is None else None
+        opened = _open(models, comparer) if lm is None and tasks is not None else None
         model = lm or opened
         try:
             loaded = time.monotonic()
             results = _run(config, model, tasks, seeds, progress)
             seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
-            report = _report(config, model, results, seconds, memory.bytes)
+            report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
                 report = _with_comparison(report, comparer.finish(model, results))
         finally:
@@ -76,10 +78,8 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     return Path(folder)
 
 
-def _open(config: EvaluationConfig, tasks: LoadedTasks | None, comparer: Comparer | None, progress: bool) -> LM | None:
-    if comparer is not None:
-        return comparer.open()
-    return open_model(config, progress) if tasks is not None else None
+def _open(models: Models, comparer: Comparer | None) -> LM:
+    return models.candidate(None) if comparer is None else comparer.open()
 
 
 def _run(
@@ -89,23 +89,24 @@ def _run(
 
     if lm is None or tasks is None:
         return {"results": {}}
-    stem = f"{config.use_cache}_{answers_key(config, lm)}" if config.use_cache else None
+    stem = f"{config.use_cache}_{answers_key(lm)}" if config.use_cache else None
     has_reference = config.reference is not None
     return run_tasks(lm, tasks, config, seeds=seeds, cache_stem=stem, progress=progress, log_samples=has_reference)
 
 
 def _report(
-    config: EvaluationConfig, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
+    models: Models, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
 ) -> Report:
     from olive_ext.backends.package_versions import versions
 
-    execution = dict(execution_of(lm)) if lm is not None else {}
+    config, session = models.config, getattr(lm, "session", None)
+    execution = {} if session is None else dict(session.describe_execution())
     providers = execution.pop("providers", ())
     counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     execution.pop("reference", None)
     costs = cost_metrics(
         asked_costs(config),
-        size=lambda: size_in_bytes(config, lm),
+        size=lambda: size_in_bytes(models.resolved(lm), lm, config),
         peak_memory=peak_memory,
         counters=counters,
         seconds=seconds["seconds"] - seconds["seconds_load"],
@@ -113,7 +114,7 @@ def _report(
     return Report(
         metrics=(*read_metrics(results), *costs),
         results={name: value for name, value in results.items() if name != "samples"},
-        model={**_identity(config, lm), **execution},
+        model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions(),
         hardware=describe_hardware(),
@@ -127,11 +128,9 @@ def _with_comparison(report: Report, comparison: Comparison) -> Report:
     return replace(report, metrics=(*report.metrics, *comparison_metrics(comparison)), comparison=comparison)
 
 
-def _identity(config: EvaluationConfig, lm: LM | None) -> dict[str, Any]:
-    identity = {"path": config.model.path, "kind": kind_of(config) if lm is None else _kind(lm)}
+def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
+    """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
+    kind = models.own.kind if lm is None else getattr(lm, "kind", "hf")
+    identity = {"path": models.config.model.path, "kind": kind}
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}
-
-
-def _kind(lm: LM) -> str:
-    return "onnx" if hasattr(lm, "session") else "hf"

@@ -1,4 +1,4 @@
-"""Whether the metrics that a recipe names will be measured, told before anything runs. Knows no model."""
+"""Refuses metrics that a recipe names and no report will have, before anything runs. Knows no model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
 
 
 def cost_metrics_of(tasks: Collection[Any]) -> dict[str, Collection[str]]:
-    """The metrics of what is measured beside lm-eval's tasks, as far as `tasks` ask for it."""
+    """The metrics of the costs among `tasks`, which lm-eval does not measure."""
     speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in tasks else []
     sizes = [name for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks]
     return {**dict.fromkeys(sizes, _unfiltered(["bytes"])), **{name: _unfiltered([name]) for name in speeds}}
@@ -64,7 +64,7 @@ def _unfiltered(names: Iterable[str]) -> frozenset[str]:
 def check_names(
     names: Iterable[Name], tasks: Mapping[str, Collection[str] | None] | None, compared: Collection[str], where: str
 ) -> None:
-    """Raises `ConfigError` for a (task, metric) that no report will have; told before anything is measured.
+    """Raises `ConfigError` for a (task, metric) that no report will have.
 
     `tasks` are those that will be run, each with its metrics (as `backends.declared` has them) or None where they are
     not known yet; None altogether where not even the tasks are. `compared` are the metrics of a comparison with a

@@ -1,23 +1,34 @@
-"""Opens a session: from what a user wrote, validated, to files, providers, tokenizer and engine."""
+"""Opens a session: from what a user wrote, resolved, to tokenizer and engine. Knows no library that runs a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EngineConfig
-from olive_ext.config.evaluation import ProviderOptions, ProviderRequest
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.config.model import ProviderOptions, ProviderRequest
 from olive_ext.errors import ConfigError
+from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.types import SourceKind
 from olive_ext.records import Records
-from olive_ext.session.session import Session
-from olive_ext.session.settings import RecordSettings, Settings
+from olive_ext.session.session import Session, TokenEngine
+from olive_ext.text.conversion import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from olive_ext.engine.engine import Engine
+
+Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
+"""A model to compare with: its path or settings, itself, or the records of what it said."""
 
 
 def open(
     model: str | Path,
     *,
-    kind: str = "onnx",
+    kind: str = "auto",
     dtype: str = "float32",
     device: str | None = None,
     execution_provider: ProviderRequest | None = None,
@@ -34,8 +45,8 @@ def open(
     reference: str | Path | Mapping[str, Any] | Records | None = None,
     record_to: str | Path | Mapping[str, Any] | None = None,
 ) -> Session:
-    """Opens the model at `model` (an ONNX file or folder, a genai package, Olive's output folder; with `kind` "hf" or
-    "auto" also a Hugging Face model, which runs on transformers in `dtype` on `device`).
+    """Opens the model at `model`: an ONNX file or folder, a genai package, Olive's output folder, or a Hugging Face
+    model, which runs on transformers in `dtype` on `device`; `kind` "onnx" or "hf" settles which where both lie there.
 
     Arguments mean what the keys of the same name mean in a recipe; `add_bos_token` and `prefix_token_id` are those of
     `Tokenizer`. Raises `ConfigError`, `ModelError` or `ProviderError`.
@@ -45,17 +56,80 @@ def open(
     the `Records` of one. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"), makes this model one:
     what it says is kept on disk, and `Session.records` is what candidates are opened with.
     """
-    settings = Settings.of({name: value for name, value in locals().items() if name in Settings.model_fields})
-    if reference is not None and record_to is not None:
-        raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
+    settings = ModelSettings.of({name: value for name, value in locals().items() if name in ModelSettings.model_fields})
+    _refuse_both(reference, record_to)
+    return open_model(resolve(settings), reference, record_to)
+
+
+def open_model(
+    model: ResolvedModel,
+    reference: Reference | None = None,
+    record_to: str | Path | Mapping[str, Any] | None = None,
+) -> Session:
+    """A session on a resolved model; `reference` and `record_to` as in `open`."""
+    _refuse_both(reference, record_to)
+    if reference is None and record_to is None:
+        return open_parts(model).session()
     # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.
     from olive_ext.session import reference_session
-    from olive_ext.session.parts import open_parts
 
     if record_to is not None:
-        return reference_session.open_recording(settings, RecordSettings.of(record_to))
+        return reference_session.open_recording(model, record_to)
     if isinstance(reference, Records):
-        return reference_session.open_recorded(settings, reference)
-    if reference is not None:
-        return reference_session.open_beside(settings, settings.of_reference(reference))
-    return open_parts(settings).session()
+        return reference_session.open_recorded(model, reference)
+    if not isinstance(reference, ResolvedModel):
+        assert reference is not None
+        reference = resolve(model.settings.of_reference(reference))
+    return reference_session.open_beside(model, reference)
+
+
+def _refuse_both(reference: object, record_to: object) -> None:
+    if reference is not None and record_to is not None:
+        raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An open model, not yet a session."""
+
+    model: ResolvedModel
+    engine: Engine
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    encoding: Encoding | None
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it, for errors."""
+        return self.model.settings.model
+
+    def session(self, engine: TokenEngine | None = None, **arguments: Any) -> Session:
+        """A session over these parts, or over another engine that uses them."""
+        name = str(self.model.files.decoder) if self.model.kind == "onnx" else self.name
+        facts = {"model": name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        return Session(
+            engine or self.engine,
+            self.tokenizer,
+            stop_ids=self.stop_ids,
+            facts=facts,
+            encoding=self.encoding,
+            model=self.model,
+            **arguments,
+        )
+
+
+def open_parts(model: ResolvedModel) -> Parts:
+    """Tokenizer, stop tokens and engine of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
+    from olive_ext.engine.opening import open_engine
+
+    files, settings = model.files, model.settings
+    tokenizer = load_tokenizer(
+        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
+    )
+    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    engine = open_engine(model)
+    if engine.source_kind is None:
+        return Parts(model, engine, tokenizer, stop_ids, None)
+    takes_features = engine.source_kind is SourceKind.FEATURES
+    start = read_start(files.directory, files.genai_config)
+    return Parts(model, engine, tokenizer, stop_ids, Encoding(takes_features, start))

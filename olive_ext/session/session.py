@@ -17,9 +17,9 @@ from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
-from olive_ext.session.batch import Batch
-from olive_ext.session.turns import Turns
+from olive_ext.session.calls import Batch, Turns
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
     GenerationOutput,
@@ -82,13 +82,17 @@ class Session:
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
         records: Records | None = None,
+        model: ResolvedModel | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.model = model
+        """What was opened, resolved; None around an engine that a caller made."""
+
         self.reference: Session | None = None
-        """The reference that is open beside this model, to ask it alone."""
+        """The resident reference, as a session of its own: it scores and generates alone."""
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))

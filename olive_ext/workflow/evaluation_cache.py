@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.package_versions import versions
-from olive_ext.config import EvaluationSettings, ReferenceConfig, WorkflowSettings
+from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
 from olive_ext.errors import ModelError
-from olive_ext.model import content_hash, locate
+from olive_ext.model import resolve
 from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.current_run import logger, recorded_failures, running, settled
 from olive_ext.workflow.evaluator import report_folder, surfaced
@@ -53,7 +53,8 @@ def missed_files(model_type: str, model_config: dict[str, Any], settings: Evalua
         return ""
     try:
         candidates = tokenizer_candidates(model_config.get("model_attributes"))
-        return content_hash(locate(path, tokenizer=tokenizer, extra_tokenizer_candidates=candidates))
+        which = ModelSettings(model=path, kind="onnx", tokenizer=tokenizer)
+        return str(resolve(which, tokenizer_candidates=candidates).digest)
     except ModelError:
         return ""
 

@@ -18,7 +18,7 @@ from olive_ext.report import Report
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.workflow.current_run import with_reference
-from olive_ext.workflow.handlers import hf_config, label, onnx_config, open_baseline, resolve
+from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, open_baseline
 from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
 
 
@@ -38,7 +38,7 @@ def measure(
     """
     with surfaced("the evaluation stopped"):
         settings = with_reference(settings)
-        kind, handler = resolve(model)
+        kind, handler = handler_of(model)
         is_onnx = kind == "onnx"
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))

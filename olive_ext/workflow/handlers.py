@@ -11,9 +11,9 @@ from typing import Any
 
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
-from olive_ext.config import EvaluationConfig, EvaluationSettings
+from olive_ext.config import EvaluationConfig, EvaluationSettings, ModelSettings
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model import locate
+from olive_ext.model import resolve
 from olive_ext.model.locate import read_outline
 from olive_ext.workflow.current_run import input_model_path, logger
 
@@ -36,9 +36,8 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     if getattr(model, "use_ort_extensions", False):
         raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
     path, name = _place(model)
-    files = locate(
-        path, name, settings.tokenizer, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes)
-    )
+    which = ModelSettings(model=str(path), kind="onnx", onnx_file_name=name, tokenizer=settings.tokenizer)
+    files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     values = {
         **written(settings),
         **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),
@@ -104,7 +103,8 @@ def text_decoder(model: Any) -> Any:
     """
     for folder in _package_folders(model):
         if (folder / _GENAI_CONFIG).is_file():
-            files = locate(folder, extra_tokenizer_candidates=tokenizer_candidates(model.model_attributes))
+            package = ModelSettings(model=str(folder), kind="onnx")
+            files = resolve(package, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
             name = files.decoder.relative_to(files.directory).as_posix()
             return ONNXModelHandler(
                 str(files.directory),
@@ -219,7 +219,7 @@ def _returns_logits(part: Any) -> bool:
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}
 
 
-def resolve(model: Any) -> tuple[str, Any]:
+def handler_of(model: Any) -> tuple[str, Any]:
     """("hf" or "onnx", the handler to evaluate); `ModelError` for a handler of another kind."""
     kind = next((kind for handler, kind in KINDS.items() if isinstance(model, handler)), None)
     if kind is None:

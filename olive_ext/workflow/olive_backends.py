@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.peer_backends import Opening, fixed_threads
-from olive_ext.model import locate, resolve_providers
+from olive_ext.config import ModelSettings
+from olive_ext.model import resolve
 
 
 def open_olive(name: str, opening: Opening, staging: Path) -> Any:
@@ -19,15 +20,18 @@ def open_olive(name: str, opening: Opening, staging: Path) -> Any:
     """
     from olive.evaluator.lmeval_ort import LMEvalORTEvaluator, LMEvalORTGenAIEvaluator
 
-    files = locate(opening.model)
     batch_size, provider = opening.batch_size or 1, opening.execution_provider
+    options = dict(opening.provider_options) or None
+    model = resolve(
+        ModelSettings(model=opening.model, kind="onnx", execution_provider=provider, provider_options=options)
+    )
+    files = model.files
     with fixed_threads(opening.num_threads):
         if name == "olive-ort":
             graph = files.decoder
             if not files.hf_config and opening.hf is not None:
                 graph = _beside_config(files.decoder, Path(opening.hf), staging)
-            options = dict(opening.provider_options) or None
-            first = resolve_providers(provider, options, genai_config=files.genai_config)[0]
+            first = model.providers[0]
             lm = LMEvalORTEvaluator(
                 str(graph),
                 batch_size=batch_size,

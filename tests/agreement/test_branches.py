@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.config import EngineConfig
-from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.config import ModelSettings
+from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
 from olive_ext.engine.scheduling.step_cost import MIN_TOKENS
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
-from olive_ext.model import locate, resolve_providers
+from olive_ext.model import resolve
 from olive_ext.session import Session
 from tests.agreement.texts import questions_with_endings
 from tests.exports import VOCAB, export, genai_export
@@ -76,7 +76,7 @@ class _Wrong:
 
 def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
     path = genai_export("llama", None)
-    engine = open_engine(locate(path), resolve_providers("cpu"), EngineConfig())
+    engine = open_engine(resolve(ModelSettings(model=str(path), execution_provider="cpu")))
     runner = engine._runner
     assert isinstance(runner, OrtRunner)
     assert check_tree_batches(runner, VOCAB) is None

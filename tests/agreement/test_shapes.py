@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.config import EngineConfig
-from olive_ext.engine.runners.bucket_trial import Wanted, with_buckets
-from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.opening import open_engine
+from olive_ext.engine.runners.bucket_trial import with_buckets
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model import locate, resolve_providers
+from olive_ext.model import resolve
+from olive_ext.model.decisions import BucketPlan
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.model.types import Provider
 from olive_ext.session import Session
@@ -77,7 +78,7 @@ def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
 
 def _wanted(provider: Provider, *, exposes_rows: bool = False, **written: object) -> str:
     spec = read_spec(load_graph(genai_export("llama", None) / "model.onnx"), {"model": {"context_length": CONTEXT}})
-    return Wanted.of(EngineConfig.parse(written), provider, spec, exposes_rows=exposes_rows).steps
+    return BucketPlan.of(EngineConfig.parse(written), provider, spec, is_compared=exposes_rows).steps
 
 
 def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
@@ -132,15 +133,17 @@ class _Seeing:
 
 def test_a_model_that_few_shapes_do_not_fit_is_noticed() -> None:
     path = genai_export("llama", None)
-    engine = open_engine(locate(path), resolve_providers("cpu"), EngineConfig(scoring="rows"))
+    engine = open_engine(
+        resolve(ModelSettings(model=str(path), execution_provider="cpu", engine=EngineConfig(scoring="rows")))
+    )
     runner = engine.runner
     assert isinstance(runner, OrtRunner)
     notes: list[str] = []
-    assert isinstance(with_buckets(runner, VOCAB, 256, Wanted("all"), notes), BucketedRunner)
+    assert isinstance(with_buckets(runner, VOCAB, 256, BucketPlan("all"), notes), BucketedRunner)
     assert not notes
     seeing = _Seeing(runner)
-    assert with_buckets(seeing, VOCAB, 256, Wanted("all"), notes) is seeing
+    assert with_buckets(seeing, VOCAB, 256, BucketPlan("all"), notes) is seeing
     assert "nats off" in notes[0]
     with pytest.raises(ConfigError, match="nats off"):
-        with_buckets(seeing, VOCAB, 256, Wanted("all", is_strict=True), notes)
+        with_buckets(seeing, VOCAB, 256, BucketPlan("all", is_strict=True), notes)
     engine.close()

@@ -12,12 +12,11 @@ import pytest
 
 from olive_ext.check import Findings, check_model
 from olive_ext.check.findings import Section
-from olive_ext.check.model_check import kv_layout
-from olive_ext.check.verify import verify_graphs
+from olive_ext.check.model_check import kv_layout, verify_graphs
 from olive_ext.cli import main
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError
-from olive_ext.model import KvTensor
+from olive_ext.model import KvTensor, ResolvedModel, resolve
 from olive_ext.text.requests import ScoringOutput
 from tests.check.tiny import put_model
 
@@ -111,11 +110,11 @@ class FakeSession:
 def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
     answers = {"scoring_head": -1.0, "untouched": untouched}
 
-    def open_session(path: str, *, engine: Any, **settings: Any) -> Any:
-        return FakeSession(answers[engine.graph])
+    def open_session(model: ResolvedModel) -> Any:
+        return FakeSession(answers[model.settings.engine.graph])
 
     with pytest.raises(ModelError, match="differ from the untouched graph's by up to"):
-        verify_graphs(config(Path("m")), Section("Verification"), open_session)
+        verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification"), open_session)
 
 
 def test_command_prints_the_facts_and_is_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from olive_ext.config import EvaluationConfig, schema
-from olive_ext.config.reference import ReferenceConfig
+from olive_ext.config.model import ReferenceConfig
 from olive_ext.errors import ConfigError
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.config import EngineConfig
+from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.runners.bucket_trial import Wanted, with_buckets
-from olive_ext.engine.runners.ort.opening import open_engine
+from olive_ext.engine.opening import open_engine
+from olive_ext.engine.runners.bucket_trial import with_buckets
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.step import Runner, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.model import locate, resolve_providers
+from olive_ext.model import resolve
+from olive_ext.model.decisions import BucketPlan
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
@@ -109,12 +110,13 @@ class _Stale:
 
 def _cpu_engine() -> Engine:
     config = EngineConfig(scoring="rows", num_slots=3)
-    return open_engine(locate(genai_export("llama", None)), resolve_providers("cpu"), config)
+    path = str(genai_export("llama", None))
+    return open_engine(resolve(ModelSettings(model=path, execution_provider="cpu", engine=config)))
 
 
 def test_a_replay_that_reads_nothing_new_is_noticed_when_the_model_is_opened() -> None:
     engine = _cpu_engine()
-    wanted = Wanted("decoding", is_captured=True)
+    wanted = BucketPlan("decoding", is_captured=True)
     assert isinstance(with_buckets(engine.runner, VOCAB, 256, wanted, []), BucketedRunner)
     with pytest.raises(ConfigError, match=r"'engine\.graph_capture' = true: replays"):
         with_buckets(_Stale(engine.runner), VOCAB, 256, wanted, [])  # type: ignore[arg-type]

@@ -19,10 +19,10 @@ import onnxruntime as ort
 import pytest
 
 from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
-from olive_ext.config import EngineConfig
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request, Sampling
-from olive_ext.engine.runners.ort.opening import open_engine
-from olive_ext.model import locate, open_session, register_libraries, resolve_providers
+from olive_ext.model import open_session, register_libraries, resolve, resolve_providers
 from tests.device.open import LIBRARY, STEP
 from tests.device.watch import Fed, watching
 from tests.exports import VOCAB, genai_export
@@ -92,7 +92,6 @@ def observe(
     device: str, graph: str, requests: list[Request], folder: Path, decode_ahead: bool | Literal["auto"] = "auto"
 ) -> Seen:
     """Runs the requests on a fresh engine."""
-    register_libraries(LIBRARY if device == "webgpu" else {})
     config = EngineConfig(
         num_slots=NUM_SLOTS,
         chunk_size=STEP,
@@ -101,9 +100,14 @@ def observe(
         decode_ahead=decode_ahead,
         session_options={"session.record_ep_graph_assignment_info": "1"},
     )
-    files = locate(str(genai_export("llama")))
+    settings = ModelSettings(
+        model=str(genai_export("llama")),
+        execution_provider=device,
+        provider_libraries=LIBRARY if device == "webgpu" else {},
+        engine=config,
+    )
     with watching() as watch:
-        engine = open_engine(files, resolve_providers(device), config, profile_prefix=folder / "profile")
+        engine = open_engine(resolve(settings), profile_prefix=folder / "profile")
         # Room for what comes, and rows in several slots: a copy out of a busy slot and back takes the same road.
         engine.run([Request(_draw(9, CAPACITY - 10), 1)])
         watch.tensors.clear()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import olive_ext
-from olive_ext.engine.runners.ort.kv.base import bytes_per_position
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.decoder_spec import read_spec
 from olive_ext.session import Session
@@ -67,4 +66,4 @@ def test_slots_that_are_chosen_count_windowed_layers_at_full_length() -> None:
     config = json.loads((package.path / "genai_config.json").read_text())
     spec = read_spec(load_graph(package.path / "model.onnx"), config)
     assert {tensor.window for tensor in spec.kv} == {16, None}
-    assert bytes_per_position(spec.kv) == sum(tensor.heads * tensor.head_size * 4 for tensor in spec.kv)
+    assert spec.bytes_per_position == sum(tensor.heads * tensor.head_size * 4 for tensor in spec.kv)

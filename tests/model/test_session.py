@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ModelError, ProviderError
+from olive_ext.model.content import external_data_plan, weight_files
 from olive_ext.model.ort_session import open_session
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import register_libraries, resolve_providers
 from olive_ext.model.types import Provider
-from olive_ext.model.weights import external_data_plan, weight_files
 from tests.model.tiny import SIZE, graph, in_hf_cache, put_graph, put_weight
 
 CPU_ONLY = (Provider(CPU, "cpu"),)
@@ -98,8 +99,7 @@ def test_settings_reach_the_session(tmp_path: Path) -> None:
     session = open_session(
         graph().SerializeToString(),
         CPU_ONLY,
-        session_options={"session.intra_op.allow_spinning": "0"},
-        num_threads=3,
+        ExecutionSettings(engine=EngineConfig(num_threads=3, session_options={"session.intra_op.allow_spinning": "0"})),
         profile_prefix=tmp_path / "profile",
     )
     options = session.get_session_options()
@@ -142,7 +142,7 @@ def test_dropped_provider_is_a_warning_where_allowed(caplog: pytest.LogCaptureFi
     providers = (Provider(CUDA, "dml"), *CPU_ONLY)
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("ignore")
-        session = open_session(graph().SerializeToString(), providers, allow_cpu_fallback=True)
+        session = open_session(graph().SerializeToString(), providers, ExecutionSettings(allow_cpu_fallback=True))
     assert run(session) == 0
     assert f"dropped {CUDA}" in caplog.text
 

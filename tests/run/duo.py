@@ -119,6 +119,8 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
+    reference_kind = "onnx"
+
     def __init__(self, candidate: Any) -> None:
         self.net = candidate
         self.opened: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from functools import cache
@@ -16,6 +17,7 @@ import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, from_json
@@ -92,6 +94,26 @@ def whole_distributions(text: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
     with torch.inference_mode():
         p, q = (net(torch.tensor([tokens])).logits[0].double().log_softmax(-1).numpy() for net in (source, other))
     return p[:-1], q[:-1], tokens[1:]
+
+
+def test_a_recorded_comparison_looks_for_the_candidate_once(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    candidate = genai_export("llama")
+    with caplog.at_level(logging.DEBUG, "olive_ext.model.locate"):
+        run(candidate, hf_model("llama"), "recorded", folder, str(tmp_path), tasks=["tiny_choice", "size_on_disk"])
+    assert caplog.messages.count(f"looking for the files of '{candidate}'") == 1
+
+
+def test_a_hugging_face_model_that_this_package_runs_is_reported_as_one(folder: Path) -> None:
+    path = str(hf_model("llama"))
+    given = {"model": {"path": path}, "tasks": ["tiny_choice", "size_on_disk"], "include_path": str(folder), "limit": 2}
+    with OrtLM(path, kind="hf", device="cpu") as lm:
+        report = evaluate(EvaluationConfig.parse({**given, "bootstrap_iters": 0}), lm=lm)
+    assert report.model["kind"] == "hf"
+    assert report.model["runtime"] == "transformers"
+    (size,) = (metric.value for metric in report.metrics if metric.task == "size_on_disk")
+    assert size == (hf_model("llama") / "model.safetensors").stat().st_size
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

@@ -14,10 +14,10 @@ import onnxruntime as ort
 import pytest
 
 import olive_ext
+from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
 from olive_ext.session import Session
-from olive_ext.session.settings import Settings
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
 
 pytestmark = pytest.mark.slow
@@ -246,7 +246,7 @@ def test_closing_closes_both_and_wrong_arguments_are_named(tmp_path: Path) -> No
 
 
 def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() -> None:
-    own = Settings.of(
+    own = ModelSettings.of(
         {"model": "a", "execution_provider": "cpu", "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}}
     )
     taken = own.of_reference("b")

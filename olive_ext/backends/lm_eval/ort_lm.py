@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
@@ -32,11 +31,11 @@ from olive_ext.backends.lm_eval.instances import (
 )
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.config import ModelSettings
 from olive_ext.errors import SessionError, TaskError
-from olive_ext.model import content_hash, locate, model_kind
-from olive_ext.model.content import hf_content_hash
+from olive_ext.model import ResolvedModel, resolve
 from olive_ext.session import Session
-from olive_ext.session import open as open_session
+from olive_ext.session.opening import open_model
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
 class OrtLM(CompletePairs):
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
 
-    `pretrained` is a model's path. An open `session` may be given instead; it stays the caller's to close. The other
-    arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
+    `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
+    to close. The other arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
 
     `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
     order: with lm-eval's request, what the session was asked for it, and what it answered.
@@ -57,7 +56,7 @@ class OrtLM(CompletePairs):
 
     def __init__(
         self,
-        pretrained: str | None = None,
+        pretrained: str | ResolvedModel | None = None,
         *,
         session: Session | None = None,
         observer: Observer | None = None,
@@ -67,15 +66,19 @@ class OrtLM(CompletePairs):
         self.observer = observer or ignore_output
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.parse({"pretrained": pretrained, **arguments}, where="OrtLM")
+        path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
+        given = OrtLMArguments.parse({"pretrained": path, **arguments}, where="OrtLM")
         given.check(has_session=session is not None)
         self._arguments = given
         self._owns_session = session is None
-        self._session: Session | None = session or open_session(str(given.pretrained), **given.opening())
+        self._session: Session | None = session or _open(pretrained, given)
         self._encoding = self._session.encoding
         if self._encoding is not None:
             self._refuse_features()
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
+        self.resolved = self._session.model
+        """The opened model, resolved; None around an engine that a caller made."""
+
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -89,6 +92,11 @@ class OrtLM(CompletePairs):
         if self._session is None:
             raise SessionError("the model is closed: open it again")
         return self._session
+
+    @property
+    def kind(self) -> str:
+        """ "onnx" or "hf": what the opened model is; an engine that a caller made counts as "onnx"."""
+        return "onnx" if self.resolved is None else self.resolved.kind
 
     def over(self, session: Session, observer: Observer | None = None) -> Self:
         """A model that asks the open `session` as this one asks its own, with this one's tokenizer."""
@@ -289,12 +297,7 @@ class OrtLM(CompletePairs):
     @cached_property
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
-        given = self._arguments
-        if given.pretrained is None:
-            return None
-        if given.kind == "hf" or (given.kind == "auto" and model_kind(given.pretrained) == "hf"):
-            return hf_content_hash(Path(given.pretrained)) if Path(given.pretrained).is_dir() else None
-        return content_hash(locate(given.pretrained, given.onnx_file_name, given.tokenizer))
+        return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
     def answers_key(self) -> str:
         """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
@@ -303,3 +306,12 @@ class OrtLM(CompletePairs):
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
+
+
+def _open(pretrained: str | ResolvedModel | None, given: OrtLMArguments) -> Session:
+    """The session on a model, which is looked for where it is not resolved yet."""
+    if isinstance(pretrained, ResolvedModel):
+        model = pretrained.patched(given.opening())
+    else:
+        model = resolve(ModelSettings(model=str(pretrained), **given.opening()))
+    return open_model(model, given.reference, given.record_to)

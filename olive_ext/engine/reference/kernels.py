@@ -14,8 +14,8 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.feed import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.engine.runners.ort.ort_runner import first_line, is_memory_error, is_ort_error
-from olive_ext.errors import ConfigError, MemoryShortageError, RunError
+from olive_ext.engine.runners.ort.ort_runner import is_memory_error, is_ort_error
+from olive_ext.errors import ConfigError, MemoryShortageError, RunError, first_line
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.records import Form
 

@@ -1,80 +1,35 @@
-"""Decides whether steps are given few shapes, and tries it on the opened model."""
+"""Tries on the opened model whether its steps may be padded to shape buckets, and replayed where they are captured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 
-from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
 from olive_ext.engine.runners.trials import disagreement
 from olive_ext.engine.step import FloatArray, LogitsRow, Row, Runner, Step, StepOutput
-from olive_ext.errors import ConfigError, RunError
-from olive_ext.model.types import DecoderSpec, Provider
+from olive_ext.errors import RunError
+from olive_ext.model.decisions import BucketPlan
 
 TOKENS = 5
 TARGETS = ((0, 0), (0, 1), (0, 2), (0, 3))
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which steps are to have few shapes, whether nothing else will do, and whether decoding is to be captured."""
-
-    steps: Literal["none", "decoding", "all"]
-    is_strict: bool = False
-    is_captured: bool = False
-    note: str = ""
-    """Why steps have any shape where they were to have few."""
-
-    @classmethod
-    def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, exposes_rows: bool) -> Wanted:
-        """Raises `ConfigError` where the provider or the model cannot do what was asked for."""
-        is_pinned = config.shapes == "bucketed" or config.strict_shapes
-        is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
-        if not (is_pinned or is_auto or config.graph_capture):
-            return cls("none")
-        wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
-        if config.graph_capture and provider.capture_option is None:
-            raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
-        problem = "beside a reference, steps have any shape" if exposes_rows else against(spec)
-        if config.graph_capture and spec.embeddings:
-            problem = "the embeddings that the decoder takes lie elsewhere in each step"
-        return wanted if problem is None else wanted.without(problem)
-
-    def without(self, problem: str) -> Wanted:
-        """Any shape, because of `problem`; raises `ConfigError` where nothing but few shapes will do."""
-        if self.is_strict or self.is_captured:
-            name = "strict_shapes" if self.is_strict else "graph_capture"
-            raise ConfigError(f"'engine.{name}' = true: {problem}")
-        return Wanted("none", note=f"steps have any shape: {problem}")
-
-
-def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, wanted: Wanted, notes: list[str]) -> Runner:
-    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where that was wanted.
+def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
+    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where `plan` has
+    buckets.
 
     Raises `ConfigError` where nothing else will do."""
-    if wanted.steps == "none":
+    if plan.steps == "none":
         return runner
-    sizes = DECODING if wanted.steps == "decoding" else step_sizes(chunk_size)
-    shaped = BucketedRunner(runner, sizes, is_strict=wanted.is_strict)
+    sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
+    shaped = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
     problem = _check(runner, shaped, vocab_size)
-    if problem is None and wanted.is_captured:
+    if problem is None and plan.is_captured:
         problem = _check_replay(runner, shaped, vocab_size)
     if problem is None:
         return shaped
-    notes.append(wanted.without(problem).note)
+    notes.append(plan.without(problem).note)
     return runner
-
-
-def against(spec: DecoderSpec) -> str | None:
-    """Why a graph's steps cannot be filled up with tokens that nobody reads."""
-    if not spec.is_splittable:
-        return "a token's numbers depend on all tokens of its step"
-    if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
-        return "only caches that are written in place can forget what a step was filled up with"
-    return None
 
 
 def _check(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:

@@ -18,6 +18,7 @@ from olive_ext.engine.oom_split import halve, joined
 from olive_ext.engine.runners.wrapper import WrappedRunner
 from olive_ext.engine.step import Batching, LogitsRow, Row, Runner, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.model.decisions import BUCKET_FORMS
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,6 @@ FEW_READS = 16
 
 DECODING = (1,)
 """The sizes where only steps that decode have few shapes."""
-
-FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
-"""What users are told, by the steps that have few shapes."""
 
 PADDING = 0
 """A token id that every vocabulary has."""
@@ -133,7 +131,7 @@ class BucketedRunner(WrappedRunner):
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {
-            "shapes": FORMS["decoding" if self._sizes == DECODING else "all"],
+            "shapes": BUCKET_FORMS["decoding" if self._sizes == DECODING else "all"],
             "shape_sizes": list(self._sizes),
             "strict_shapes": self._is_strict,
             "shapes_warmed": len(self._warmed),

@@ -6,23 +6,11 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
-from olive_ext.config import EngineConfig
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import IntArray, LogitsRow, Row, Step
 
 UNKNOWN_TOKEN = 0
 """Stands in the rows of a step whose tokens are not read yet."""
-
-
-def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
-    """Whether steps begin ahead on a device (ONNX Runtime's word), and why."""
-    if not has_any_shape:
-        return False, "steps of few shapes take their tokens from the host"
-    if config.decode_ahead != "auto":
-        return config.decode_ahead, "engine.decode_ahead"
-    if device == "cpu":
-        return False, "auto: the host's work and the steps would share the CPU's cores"
-    return True, f"auto: the {device} device would wait while the host reads and plans"
 
 
 @dataclass(frozen=True)

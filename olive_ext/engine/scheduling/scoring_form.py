@@ -9,17 +9,10 @@ from olive_ext.config import EngineConfig
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.step_cost import MIN_CONTEXT, MIN_TOKENS, Choice, StepCost, choose, measure
 from olive_ext.engine.step import Runner
+from olive_ext.model.decisions import DEFAULT_CHUNK
 
 DEFAULT_SIZE = 256
 """Tokens of a step of branches until there has been enough work to measure."""
-
-DEFAULT_CHUNK = 256
-"""Tokens of a prompt's step, where the user says nothing."""
-
-
-def longest_step(config: EngineConfig) -> int:
-    """Tokens of a prompt that a step takes at most."""
-    return DEFAULT_CHUNK if config.chunk_size == "auto" else config.chunk_size
 
 
 def pinned_size(config: EngineConfig, chunk_size: int) -> int | None:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import Comparison
-from olive_ext.run.opening import kind_of
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.run.reference.models import Models, reference_config
+from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.observer import Generated, Observer, score_generated
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Fields, sample_fields
@@ -131,6 +130,5 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        kind = kind_of(reference_config(self._config))
-        facts = {"path": reference.path, "kind": kind, **execution, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.reference_kind, **execution, "mode": self._mode}
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}

@@ -9,11 +9,10 @@ import psutil
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ConfigError
-from olive_ext.model import locate, register_libraries, resolve_providers, size_on_disk
+from olive_ext.model import ResolvedModel
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
-from olive_ext.run.opening import hf_files, kind_of
 from olive_ext.run.reference.comparison_run import Comparer, Mode
-from olive_ext.run.reference.models import reference_config
+from olive_ext.run.reference.models import Models
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
@@ -23,31 +22,33 @@ MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
 
 
-def comparer_of(
-    config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks, seeds: Seeds, progress: bool
-) -> Comparer | None:
-    """The comparer with `config.reference`; None without one, or where it is the evaluated lm-eval model itself.
+def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
+    """The comparer with the reference of `models`; None without one, or where it is the evaluated lm-eval model itself.
 
     `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
-    reference = config.reference
+    config, reference = models.config, models.config.reference
     if reference is None:
         return None
     _check(config, reference)
-    if lm is not None or kind_of(config) == "hf":
-        return None if _is_itself(config, reference) else Comparer(config, "answers", tasks, seeds, progress)
-    return Comparer(config, mode_of(config, reference), tasks, seeds, progress)
+    if lm is not None or models.own.kind == "hf":
+        if _is_itself(config, reference):
+            return None
+        mode: Mode = "answers"
+    else:
+        mode = mode_of(models, reference)
+    return Comparer(config, mode, tasks, seeds, models.progress, models)
 
 
-def mode_of(config: EvaluationConfig, reference: ReferenceConfig) -> Mode:
+def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
     measured. Raises `ConfigError` for these measures of two resident models."""
-    costs = [name for name in asked_costs(config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
     if reference.mode != "auto":
         return reference.mode
-    return "resident" if not costs and _fits(config) else "recorded"
+    return "resident" if not costs and _fits(models.own, models.other) else "recorded"
 
 
 def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
@@ -67,34 +68,19 @@ def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
     return own == other or (own.exists() and other.exists() and own.samefile(other))
 
 
-def _fits(config: EvaluationConfig) -> bool:
-    """Whether both models fit in the host's free memory. Free memory of other devices is unknown: models there take
-    turns."""
-    both = config, reference_config(config)
-    if not all(_is_on_host(each) for each in both):
+def _fits(*models: ResolvedModel) -> bool:
+    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
+    a model on the hub: such models take turns."""
+    if not all(_is_on_host(model) for model in models):
         return False
-    needed = [size for each in both if (size := _size(each)) is not None]
-    return len(needed) == 2 and MEMORY_FACTOR * sum(needed) <= psutil.virtual_memory().available
+    sizes = [model.size for model in models if model.size is not None]
+    return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
 
 
-def _is_on_host(config: EvaluationConfig) -> bool:
-    if kind_of(config) == "hf":
-        import torch
+def _is_on_host(model: ResolvedModel) -> bool:
+    if model.kind == "onnx":
+        return model.device.kind == "cpu"
+    import torch
 
-        return config.device == "cpu" or (config.device is None and not torch.cuda.is_available())
-    files = locate(config.model.path, config.model.onnx_file_name, config.tokenizer)
-    register_libraries(config.provider_libraries)
-    providers = resolve_providers(
-        config.execution_provider,
-        config.provider_options,
-        genai_config=files.genai_config,
-        allow_cpu_fallback=config.allow_cpu_fallback,
-    )
-    return providers[0].device == "cpu"
-
-
-def _size(config: EvaluationConfig) -> int | None:
-    """Bytes on disk; None for a model that is not downloaded yet."""
-    if kind_of(config) == "onnx":
-        return size_on_disk(locate(config.model.path, config.model.onnx_file_name, config.tokenizer))
-    return sum(file.stat().st_size for file in hf_files(config.model.path)) or None
+    device = model.settings.device
+    return device == "cpu" or (device is None and not torch.cuda.is_available())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import olive_ext
-from olive_ext.config import EngineConfig
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.runners.ort.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error
 from olive_ext.errors import MemoryShortageError
-from olive_ext.model import locate, resolve_providers
+from olive_ext.model import resolve, resolve_providers
 from olive_ext.model.types import Provider
 from tests.exports import genai_export
 
@@ -65,9 +67,9 @@ def test_messages_about_memory_are_known(message: str, expected: bool) -> None:
 
 
 def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind() -> None:
-    files = locate(genai_export("llama", None))
     providers = (Provider("CUDAExecutionProvider", "cuda", plans_shapes=True), *resolve_providers("cpu"))
-    engine = open_engine(files, providers, EngineConfig(), allow_cpu_fallback=True)
+    model = resolve(ModelSettings(model=str(genai_export("llama", None)), allow_cpu_fallback=True))
+    engine = open_engine(replace(model, came_up=providers))
     facts = engine.describe()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]
@@ -75,7 +77,9 @@ def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind()
 
 
 def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:
-    engine = open_engine(locate(genai_export("llama", None)), resolve_providers("cpu"), EngineConfig(scoring="rows"))
+    engine = open_engine(
+        resolve(ModelSettings(model=str(genai_export("llama", None)), engine=EngineConfig(scoring="rows")))
+    )
     found = []
     for wanted in (65, 129, 100, 500):
         engine.runner.reserve(wanted)

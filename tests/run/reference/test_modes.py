@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.run.reference.models import reference_config
+from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.modes import comparer_of, mode_of
 from tests.backends.local_tasks import write_tasks
 from tests.text.tiny import byte_level
@@ -41,39 +41,39 @@ def config(path: str, reference: Any, **settings: Any) -> EvaluationConfig:
 
 
 def test_without_a_reference_nothing_is_compared(tasks: LoadedTasks, path: str) -> None:
-    assert comparer_of(config(path, None), None, tasks, Seeds(), False) is None
+    assert comparer_of(Models(config(path, None)), None, tasks, Seeds()) is None
 
 
 def test_the_input_model_must_be_settled_by_the_workflow(tasks: LoadedTasks, path: str) -> None:
     with pytest.raises(ConfigError, match="'reference' = 'input_model' means the model that an Olive workflow"):
-        comparer_of(config(path, "input_model"), None, tasks, Seeds(), False)
+        comparer_of(Models(config(path, "input_model")), None, tasks, Seeds())
 
 
 def test_a_cache_of_answers_is_refused(tasks: LoadedTasks, path: str) -> None:
     with pytest.raises(ConfigError, match="'use_cache' cannot go with 'reference'"):
-        comparer_of(config(path, path, use_cache="c"), None, tasks, Seeds(), False)
+        comparer_of(Models(config(path, path, use_cache="c")), None, tasks, Seeds())
 
 
 def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_path: Path, path: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     hf = str(tmp_path)
     given = {"model": {"path": hf, "kind": "hf"}, "tasks": ["tiny_choice"]}
-    assert comparer_of(EvaluationConfig.parse({**given, "reference": f"{hf}/."}), None, tasks, Seeds(), False) is None
-    assert comparer_of(EvaluationConfig.parse({**given, "reference": path}), None, tasks, Seeds(), False) is not None
+    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": f"{hf}/."})), None, tasks, Seeds()) is None
+    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": path})), None, tasks, Seeds()) is not None
 
 
 def test_mode_is_as_written(path: str) -> None:
     for mode in ("recorded", "resident"):
         given = config(path, {"path": path, "mode": mode})
         assert given.reference is not None
-        assert mode_of(given, given.reference) == mode
+        assert mode_of(Models(given), given.reference) == mode
 
 
 def test_small_models_are_resident_and_take_turns_for_speed_and_memory(path: str) -> None:
     for costs, mode in ([], "resident"), (["size_on_disk"], "resident"), (["peak_memory"], "recorded"):
         given = config(path, path, tasks=["tiny_choice", *costs])
         assert given.reference is not None
-        assert mode_of(given, given.reference) == mode
+        assert mode_of(Models(given), given.reference) == mode
 
 
 def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
@@ -85,27 +85,27 @@ def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
     (large / "config.json").write_text("{}")
     given = config(path, str(large), device="cpu")
     assert given.reference is not None
-    assert mode_of(given, given.reference) == "recorded"
+    assert mode_of(Models(given), given.reference) == "recorded"
 
 
 def test_provider_that_is_missing_is_named_before_anything_runs(path: str) -> None:
     given = config(path, path, execution_provider="tensorrt")
     assert given.reference is not None
     with pytest.raises(ProviderError, match="TensorrtExecutionProvider"):
-        mode_of(given, given.reference)
+        mode_of(Models(given), given.reference)
 
 
 def test_speed_of_two_resident_models_is_refused(path: str) -> None:
     given = config(path, {"path": path, "mode": "resident"}, tasks=["tiny_choice", "tokens_per_second"])
     assert given.reference is not None
     with pytest.raises(ConfigError, match=r"'tokens_per_second' cannot be told .* 'reference\.mode' to 'recorded'"):
-        mode_of(given, given.reference)
+        mode_of(Models(given), given.reference)
 
 
 def test_reference_takes_the_models_settings_and_its_own_provider(path: str) -> None:
     given = config(path, path, execution_provider="cuda", provider_options={"device_id": 1}, limit=3)
-    other = reference_config(given)
-    assert (other.model.path, other.reference, other.limit) == (path, None, 3)
-    assert (other.execution_provider, other.provider_options) == ("cuda", {"device_id": 1})
-    own = reference_config(config(path, {"path": path, "execution_provider": "cpu"}, provider_options={"device_id": 1}))
+    other = Models(given).other.settings
+    assert (other.model, other.execution_provider, other.provider_options) == (path, "cuda", {"device_id": 1})
+    named = {"path": path, "execution_provider": "cpu"}
+    own = Models(config(path, named, provider_options={"device_id": 1})).other.settings
     assert (own.execution_provider, own.provider_options) == ("cpu", None)

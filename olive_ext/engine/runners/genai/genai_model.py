@@ -11,13 +11,13 @@ from typing import Any
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.runners.genai.genai_runner import GenaiRunner, one_line
+from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
 from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, Traits, find_traits
-from olive_ext.engine.runners.runtime import input_window
-from olive_ext.engine.scheduling.scoring_form import longest_step
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, first_line
 from olive_ext.graph.onnx_file import load_graph
+from olive_ext.model import ResolvedModel
 from olive_ext.model.attention import rotary_rows
+from olive_ext.model.decisions import choose_chunk_size, input_window
 from olive_ext.model.types import ModelFiles, Provider
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
@@ -28,36 +28,33 @@ _NO_TOKEN = -1
 and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
 
 
-def open_genai_engine(
-    files: ModelFiles,
-    providers: tuple[Provider, ...],
-    config: EngineConfig,
-    facts: Mapping[str, Any],
-    *,
-    max_length: int | None = None,
-    allow_cpu_fallback: bool = False,
-    profile_prefix: Path | None = None,
-) -> Engine:
-    """An engine that drives onnxruntime-genai. `facts` are added to what it tells of itself.
+def open_genai_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:
+    """An engine that drives onnxruntime-genai.
 
     Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
     package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
     than one and for what it cannot do.
     """
+    settings, config, origin = model.settings, model.settings.engine, model.runtime[1]
     for name in ("adapters", "strict_shapes", "graph_capture"):
         if getattr(config, name):
-            raise ConfigError(
-                f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({facts['runtime_origin']})"
-            )
+            raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({origin})")
     if config.num_slots not in ("auto", 1):
         raise ConfigError(
             f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
         )
-    model = GenaiModel(files, providers, overlay_of(files, config, profile_prefix), max_length)
-    if not allow_cpu_fallback:
-        model.check_device(providers)
-    slots = {"num_slots": 1, "num_slots_origin": "onnxruntime-genai runs one sequence at a time"}
-    return Engine(GenaiRunner(model, {"model": str(files.decoder), **slots, **facts}), longest_step(config))
+    overlay = overlay_of(model.files, config, profile_prefix)
+    opened = GenaiModel(model.files, model.providers, overlay, settings.max_length)
+    if not settings.allow_cpu_fallback:
+        opened.check_device(model.providers)
+    facts = {
+        "model": str(model.files.decoder),
+        "num_slots": 1,
+        "num_slots_origin": "onnxruntime-genai runs one sequence at a time",
+        "runtime": "genai",
+        "runtime_origin": origin,
+    }
+    return Engine(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
 
 
 class GenaiModel:
@@ -147,7 +144,7 @@ def _import() -> Any:
         import onnxruntime_genai
     except ImportError as error:
         raise ProviderError(
-            f"this model needs onnxruntime-genai, which cannot be imported ({one_line(error)}): install "
+            f"this model needs onnxruntime-genai, which cannot be imported ({first_line(error)}): install "
             f"olive-ext[cpu] or olive-ext[gpu], which bring it, or set 'engine.runtime' to \"onnxruntime\""
         ) from error
     return onnxruntime_genai
@@ -205,7 +202,7 @@ def _rotary_rows(files: ModelFiles) -> int | None:
 
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:
-    reason = one_line(error)
+    reason = first_line(error)
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
         return ProviderError(

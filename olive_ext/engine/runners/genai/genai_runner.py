@@ -15,7 +15,7 @@ import numpy as np
 from olive_ext.engine.requests import Source, refuse_source
 from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, Traits, feed
 from olive_ext.engine.step import Batching, FloatArray, Step, StepOutput
-from olive_ext.errors import RunError
+from olive_ext.errors import RunError, first_line
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
@@ -101,7 +101,7 @@ class GenaiRunner:
         except (RuntimeError, MemoryError) as error:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {one_line(error)}") from error
+            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {first_line(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
     def describe(self) -> Mapping[str, Any]:
@@ -194,12 +194,6 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
         logprobs_T[place] = float(logits_V[token]) - log_sums[head]
     samples_KV = logits_RV[list(step.samples)] if step.samples else np.empty((0, vocab_size), np.float32)
     return StepOutput(logprobs_T, greedy_R.astype(np.int64), samples_KV)
-
-
-def one_line(error: Exception, max_chars: int = 400) -> str:
-    """A message without line breaks."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= max_chars else text[: max_chars - 4] + " ..."
 
 
 def _stack(rows: list[FloatArray]) -> FloatArray:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Source, refuse_source
 from olive_ext.engine.runners.hf.hf_tree_batch import HfTrunk, takes_masks
 from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
 from olive_ext.engine.scheduling.prefix_tree import common_prefix
 from olive_ext.engine.step import Batching, Step, StepOutput
-from olive_ext.errors import ModelError, RunError
+from olive_ext.errors import ModelError, RunError, first_line
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import choose_chunk_size
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +112,7 @@ class HfRunner:
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
             shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
-            raise RunError(f"transformers failed on a step of {shape}: {_first_line(error)}") from error
+            raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 
     def _run_branches(self, step: Step) -> torch.Tensor:
@@ -198,6 +201,14 @@ class HfRunner:
         return array
 
 
+def open_hf_engine(model: ResolvedModel) -> Engine:
+    """An engine on transformers. Raises `ModelError` for what cannot be loaded as a causal language model."""
+    settings, threads = model.settings, model.settings.engine.num_threads
+    num_threads = None if threads == "auto" else threads
+    loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads=num_threads)
+    return Engine(HfRunner(loaded, facts, settings.max_length), choose_chunk_size(settings.engine)[0])
+
+
 def load_model(
     where: str, dtype: str, device: str | None, num_threads: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
@@ -213,7 +224,7 @@ def load_model(
         is_encoder_decoder = getattr(AutoConfig.from_pretrained(where), "is_encoder_decoder", False)
         model = None if is_encoder_decoder else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     except Exception as error:
-        raise ModelError(f"transformers cannot load '{where}' as a causal model: {_first_line(error)}") from error
+        raise ModelError(f"transformers cannot load '{where}' as a causal model: {first_line(error)}") from error
     if model is None:
         raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
     if num_threads is not None:
@@ -241,7 +252,3 @@ def _is_croppable(cache: Any) -> bool:
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in cache.layers)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

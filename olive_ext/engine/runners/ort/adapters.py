@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.errors import ModelError
+from olive_ext.model.ort_session import read_adapter
 
 
 class Adapters:
@@ -20,8 +21,8 @@ class Adapters:
 
     def __init__(self, paths: Iterable[str]) -> None:
         """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
-        self.digests = {str(path): _digest(Path(path)) for path in paths}
-        self._read = [(path, _read(path)) for path in self.digests]  # they own the parameters' memory
+        self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
+        self.digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
         self._values: dict[str, ort.OrtValue] = {}
         for path, adapter in self._read:
@@ -63,20 +64,6 @@ class Adapters:
     def describe(self) -> Mapping[str, object]:
         """The files and a digest of each, where there are any."""
         return {"adapters": self.digests} if self.digests else {}
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ModelError(f"adapter '{path}' in engine.adapters cannot be read: {error.strerror or error}") from error
-
-
-def _read(path: str) -> ort.AdapterFormat:
-    try:
-        return ort.AdapterFormat.read_adapter(path)
-    except RuntimeError as error:
-        raise ModelError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
 
 
 def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:

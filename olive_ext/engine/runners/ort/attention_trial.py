@@ -16,12 +16,10 @@ import numpy as np
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import FloatArray
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
+from olive_ext.model.decisions import SHORT_STEP, is_attention_at_risk
 from olive_ext.model.types import DecoderSpec
 
 logger = logging.getLogger(__name__)
-
-SHORT_STEP = 31
-"""Most tokens that the provider attends to without that shader."""
 
 TOLERANCE = 0.05
 """Of attended values around 1: the wrong shader is off by 0.1 and more."""
@@ -35,12 +33,11 @@ FLOAT = 1
 """ONNX's element type."""
 
 
-def choose_chunk_size(
+def fitting_attention(
     chunk_size: int, device: Device, spec: DecoderSpec, open_graph: OpenGraph
 ) -> tuple[int, list[str]]:
     """The most tokens of a step on this device, and a note where that is less than `chunk_size`."""
-    is_at_risk = device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
-    if not is_at_risk or attends_to_long_steps(open_graph):
+    if not is_attention_at_risk(chunk_size, device, spec) or attends_to_long_steps(open_graph):
         return chunk_size, []
     note = f"steps are cut to {SHORT_STEP} tokens: this {device.kind} device attends to longer ones wrongly"
     logger.warning("%s", note)

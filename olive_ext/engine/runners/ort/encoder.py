@@ -13,7 +13,8 @@ import onnxruntime as ort
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.kv.base import Device, zeros
 from olive_ext.errors import OliveExtError
-from olive_ext.model.types import EncoderSpec, FirstStepSpec, SourceKind, TensorSpec
+from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
+from olive_ext.model.types import SourceKind, TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""

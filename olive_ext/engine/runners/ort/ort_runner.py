@@ -20,7 +20,7 @@ from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.kv.base import Device, KvStore
 from olive_ext.engine.runners.ort.kv.tree_cells import SharedPrefixKv
 from olive_ext.engine.step import Batching, Step, StepOutput
-from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.model.types import DecoderSpec, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -250,9 +250,3 @@ def is_memory_error(error: Exception) -> bool:
     """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of a message, without a trailing stack."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

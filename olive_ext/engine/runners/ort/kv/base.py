@@ -5,7 +5,6 @@ A store binds past and present of a step's rows to a session, and keeps what com
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,25 +14,8 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.step import Batching, Copy, Row
-from olive_ext.model.types import DecoderSpec, KvTensor
-
-ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
-"""Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""
-
-POINTER_DEVICES = frozenset({"cpu", "cuda"})
-"""Devices whose values have an address that can be offset and bound."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """Where KV lives: ONNX Runtime's device type and number."""
-
-    kind: str
-    index: int = 0
-
-    @property
-    def has_pointers(self) -> bool:
-        return self.kind in POINTER_DEVICES
+from olive_ext.model.types import ITEM_BYTES, DecoderSpec
+from olive_ext.model.types import Device as Device
 
 
 @dataclass(frozen=True)
@@ -87,22 +69,6 @@ class KvStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the memory."""
-
-
-def bytes_per_position(kv: Sequence[KvTensor]) -> int:
-    """Bytes of KV that one position of one slot takes, all layers together."""
-    return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in kv)
-
-
-def bytes_of_source(spec: DecoderSpec) -> int:
-    """Bytes of what is kept of one source for the attention to it; as many positions as the decoder has where the graph
-    does not say how many the encoder returns."""
-    sizes = (
-        [size if isinstance(size, int) else spec.context_length for size in tensor.shape[1:]]
-        + [ITEM_BYTES[tensor.elem_type]]
-        for tensor in (*spec.cross.states, *spec.cross.kv.values())
-    )
-    return sum(math.prod(size) for size in sizes)
 
 
 def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:

@@ -1,0 +1,199 @@
+"""What is decided of a model before a session is open: pure functions, each with the reason for its answer.
+
+Knows settings, a decoder's spec and providers; reads no file and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model.free_memory import Memory, UnmeasuredError, memory_of
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
+
+Runtime = Literal["onnxruntime", "genai", "transformers"]
+
+State = Literal["decided", "predicted", "tried"]
+
+MOST_SLOTS = {"cpu": 16, "cuda": 64}
+"""Rows that are decoded together at most, by device. A step reads all weights once for all its rows, so that more rows
+cost little until the arithmetic takes as long as that: on a CPU about 16 rows (measured), on a GPU one or two hundred
+(its operations for each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions
+are as much to read as the weights of a 1B model."""
+
+MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
+"""Part of the free memory that the slots may take; a device's is there for nothing else than the model."""
+
+DEFAULT_SLOTS = 8
+"""Where free memory is not known."""
+
+PLANNED_POSITIONS = 4096
+"""Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
+
+DEFAULT_CHUNK = 256
+"""Tokens of a prompt's step, where the user names no number."""
+
+BUCKET_FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One choice on the way from settings to an open model, under the name that `describe_execution` has for it."""
+
+    name: str
+    value: Any
+    reason: str = ""
+    state: State = "decided"
+    """"predicted": the free memory is read again once the weights are loaded. "tried": the open session is tried first,
+    and may change it; `describe_execution` then has the reason."""
+
+
+def choose_runtime(config: EngineConfig, files: ModelFiles) -> tuple[Runtime, str]:
+    """The library that runs an ONNX model, and which rule chose it."""
+    if config.runtime != "auto":
+        return config.runtime, "engine.runtime"
+    if files.pipeline:
+        graphs = ", ".join(files.pipeline)
+        return "genai", f"auto: genai_config.json makes the decoder of a pipeline of graphs ({graphs})"
+    if window := input_window(files):
+        return "genai", f"auto: genai_config.json feeds the decoder windows of {window} tokens"
+    return "onnxruntime", "auto: the decoder is one graph that takes inputs of any length"
+
+
+def input_window(files: ModelFiles) -> int:
+    """The fixed number of tokens that a graph of static shape takes; 0 where any will do.
+
+    `slide_inputs` is true where it is not written (onnxruntime-genai's src/config.h).
+    """
+    window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
+    return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
+
+
+def suggest_genai(refusal: ModelError, files: ModelFiles) -> ModelError:
+    """The refusal of a graph by "onnxruntime", with the other runtime where the package is made for it."""
+    if not files.genai_config:
+        return refusal
+    return ModelError(f"{refusal}; onnxruntime-genai may run it, more slowly: 'engine.runtime' = \"genai\"")
+
+
+def choose_num_slots(
+    settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
+) -> tuple[int, str]:
+    """The number of KV slots and which rule gave it: the user's number, or as many as memory holds.
+
+    Final once the weights are on the device; `read` gives the memory of a device, by kind and number, or raises
+    `UnmeasuredError`.
+    """
+    if settings.engine.num_slots != "auto":
+        return settings.engine.num_slots, "engine.num_slots"
+    if isinstance(settings.batch_size, int):
+        return settings.batch_size, "batch_size"
+    cap = settings.max_batch_size
+    limited = "" if cap is None else f", {cap} by max_batch_size"
+    try:
+        free = read(device.kind, device.index).free
+    except UnmeasuredError as error:
+        found = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
+        return found, f"auto: {found}, {error}{limited if found < DEFAULT_SLOTS else ''}"
+    slot_bytes = spec.bytes_per_position * min(spec.context_length, PLANNED_POSITIONS) + spec.bytes_of_source
+    most = MOST_SLOTS[device.kind]
+    fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free / 2**20:.0f} MiB free, at most {most}"
+    return min(most, fitting, cap or most), why + limited
+
+
+def choose_chunk_size(config: EngineConfig) -> tuple[int, str]:
+    """The most tokens of a prompt's step, before the device and the graph are tried."""
+    if config.chunk_size == "auto":
+        return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
+    return config.chunk_size, "engine.chunk_size"
+
+
+SHORT_STEP = 31
+"""Most tokens that a WebGPU device attends to without the shader that is tried when a model is opened."""
+
+
+def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> bool:
+    """Whether the device's attention is to be tried before steps of `chunk_size` tokens are run on it."""
+    return device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Which steps are padded to shape buckets, whether nothing else will do, and whether decoding is captured."""
+
+    steps: Literal["none", "decoding", "all"]
+    is_strict: bool = False
+    is_captured: bool = False
+    note: str = ""
+    """Why steps have any shape where they were to have few."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, is_compared: bool) -> BucketPlan:
+        """Raises `ConfigError` where the provider or the model cannot do what the settings demand."""
+        is_pinned = config.shapes == "bucketed" or config.strict_shapes
+        is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
+        if not (is_pinned or is_auto or config.graph_capture):
+            return cls("none")
+        wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
+        if config.graph_capture and provider.capture_option is None:
+            raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
+        problem = "beside a reference, steps have any shape" if is_compared else against_buckets(spec)
+        if config.graph_capture and spec.embeddings:
+            problem = "the embeddings that the decoder takes lie elsewhere in each step"
+        return wanted if problem is None else wanted.without(problem)
+
+    def without(self, problem: str) -> BucketPlan:
+        """Any shape, because of `problem`; raises `ConfigError` where nothing but few shapes will do."""
+        if self.is_strict or self.is_captured:
+            name = "strict_shapes" if self.is_strict else "graph_capture"
+            raise ConfigError(f"'engine.{name}' = true: {problem}")
+        return BucketPlan("none", note=f"steps have any shape: {problem}")
+
+
+def against_buckets(spec: DecoderSpec) -> str | None:
+    """Why a graph's steps cannot be filled up with tokens that nobody reads; None where they can."""
+    if not spec.is_splittable:
+        return "a token's numbers depend on all tokens of its step"
+    if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
+        return "only caches that are written in place can forget what a step was filled up with"
+    return None
+
+
+def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
+    """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
+    if not has_any_shape:
+        return False, "steps of few shapes take their tokens from the host"
+    if config.decode_ahead != "auto":
+        return config.decode_ahead, "engine.decode_ahead"
+    if device == "cpu":
+        return False, "auto: the host's work and the steps would share the CPU's cores"
+    return True, f"auto: the {device} device would wait while the host reads and plans"
+
+
+def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
+    """Whether texts are to be scored in tree batches ("branches") or one after the other ("rows").
+
+    Branches are tried: the graph may not take them, and the device may compute them wrongly. The user may want them in
+    spite of rounding.
+    """
+    if config.scoring == "rows":
+        return Decision("scoring", "rows", "engine.scoring")
+    if buckets.steps != "none":
+        return Decision("scoring", "rows", "branches have any shape, and steps have few")
+    if reason := against_buckets(spec):
+        return Decision("scoring", "rows", reason)
+    if device != "cpu":
+        reason = "the cells of branches are moved in the host's memory, and this model's cache is not there"
+    elif config.scoring == "auto" and spec.rounds_rows:
+        reason = "branches add up in another order, which the rounding of activations would show (engine.scoring)"
+    if reason:
+        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {reason}")
+    return Decision("scoring", "branches", f"{config.scoring}: until there has been enough work to measure", "tried")
+
+
+ONE_BY_ONE = "texts are scored one after the other"
+"""Begins the notes on why there are no tree batches, where a user may have expected them."""

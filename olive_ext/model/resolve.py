@@ -1,0 +1,206 @@
+"""From the settings of opening a model to everything that can be known of it before a session is open.
+
+`open`, `check`, the comparison's mode, the keys of caches and the costs read the same `ResolvedModel`. Knows no session
+and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ModelError
+from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
+from olive_ext.model.decisions import (
+    BUCKET_FORMS,
+    ONE_BY_ONE,
+    BucketPlan,
+    Decision,
+    Runtime,
+    State,
+    choose_chunk_size,
+    choose_num_slots,
+    choose_overlap,
+    choose_runtime,
+    choose_scoring,
+    is_attention_at_risk,
+    suggest_genai,
+)
+from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
+from olive_ext.model.ort_session import read_adapter
+from olive_ext.model.providers import providers_of
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
+
+_KV_NOTES = ("past and present KV", "KV is returned grown")
+"""How the spec's note on the form of the cache begins."""
+
+
+def resolve(
+    settings: ModelSettings, *, tokenizer_candidates: Sequence[str | Path] = (), handed_over: Any = None
+) -> ResolvedModel:
+    """The model that `settings` name, its files found.
+
+    `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
+    accelerator names. Raises `ModelError` where there is no such model, or none of its kind.
+    """
+    path, written, name, tokenizer = settings.place
+    kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
+    files = locate_hf(path, tokenizer) if kind == "hf" else locate(path, name, tokenizer, tokenizer_candidates)
+    return ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model as it will be opened: no "auto" is left that can be decided without a session.
+
+    What costs time is found when it is first read: providers (`ProviderError`), the spec (`ModelError`, the graph is
+    read and dropped), the digest (about 1 s/GB).
+    """
+
+    settings: ModelSettings
+    kind: Kind
+    kind_reason: str
+    files: ModelFiles
+    is_compared: bool = False
+    """Whether it is one of two models, whose rows of logits are left where they were computed."""
+
+    handed_over: Any = None
+    came_up: tuple[Provider, ...] = ()
+    """The providers that a session came up on, where these are not those of the settings."""
+
+    def with_reference(self, is_compared: bool = True) -> ResolvedModel:
+        """The model as one of two."""
+        return replace(self, is_compared=is_compared)
+
+    def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
+        """The model with other settings, which are validated already; looked for anew only where they name another."""
+        settings = self.settings.patched(changes)
+        if settings.place != self.settings.place:
+            return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
+        return self if settings == self.settings else replace(self, settings=settings)
+
+    @cached_property
+    def providers(self) -> tuple[Provider, ...]:
+        """In order of preference; plugin libraries are registered first."""
+        return self.came_up or providers_of(self.settings, self.files.genai_config, self.handed_over)
+
+    @property
+    def device(self) -> Device:
+        """Where the first provider keeps its values."""
+        return self.providers[0].place
+
+    @cached_property
+    def runtime(self) -> tuple[Runtime, str]:
+        """The library that runs the model, and which rule chose it."""
+        if self.kind == "hf":
+            return "transformers", f"kind: {self.kind_reason}"
+        return choose_runtime(self.settings.engine, self.files)
+
+    @cached_property
+    def spec(self) -> DecoderSpec:
+        """The decoder's interface, with a note for each decision of which a user may have expected another one."""
+        from olive_ext.model.decoder_spec import read_spec  # imported here: it brings onnx along
+
+        files, adapters = self.files, self.settings.engine.adapters
+        provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
+        graph = read_graph(files.decoder)
+        try:
+            return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
+        except ModelError as error:
+            raise suggest_genai(error, files) from error
+
+    @cached_property
+    def context_length(self) -> int | None:
+        """The longest context in tokens; None where the files do not tell."""
+        try:
+            return self.spec.context_length
+        except ModelError:
+            return None
+
+    @cached_property
+    def buckets(self) -> BucketPlan:
+        """Which steps are padded to shape buckets. Raises `ConfigError` where settings demand it in vain."""
+        return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, is_compared=self.is_compared)
+
+    @cached_property
+    def overlap(self) -> tuple[bool, str]:
+        """Whether decoding steps overlap, and why."""
+        return choose_overlap(self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none")
+
+    @cached_property
+    def scoring(self) -> Decision:
+        """How texts that are scored share steps."""
+        return choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
+        scoring = self.scoring.reason if self.scoring.reason.startswith(ONE_BY_ONE) else ""
+        return (*self.spec.notes, *filter(None, (self.buckets.note, scoring)))
+
+    @cached_property
+    def digest(self) -> str | None:
+        """Digest of all files that decide the model's numbers; None for a name on the hub."""
+        if self.kind == "onnx":
+            return content_hash(self.files)
+        return hf_content_hash(self.files.directory) if self.files.directory.is_dir() else None
+
+    @cached_property
+    def size(self) -> int | None:
+        """Bytes on disk of the graphs and the weights; None for a name on the hub."""
+        if self.kind == "onnx":
+            return size_on_disk(self.files)
+        return sum(file.stat().st_size for file in self.files.weights) or None
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Every choice that opening the model takes, named as in `describe_execution`."""
+        origins, (runtime, reason) = self.files.origins, self.runtime
+        found = [Decision("kind", self.kind, self.kind_reason), Decision("runtime", runtime, reason)]
+        found += [Decision("model", self._name, origins.get("decoder", ""))]
+        found += [Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", ""))]
+        own = {"onnxruntime": self._of_graph, "genai": self._of_genai, "transformers": self._of_transformers}
+        return (*found, *own[runtime]())
+
+    @property
+    def _name(self) -> str:
+        return str(self.files.decoder) if self.kind == "onnx" else self.settings.model
+
+    def _of_graph(self) -> Iterator[Decision]:
+        engine, spec = self.settings.engine, self.spec
+        names = [provider.name for provider in self.providers]
+        yield Decision("providers", names, self.providers[0].origin, _tried(len(names) > 1))
+        yield Decision("context_length", spec.context_length, "max_length" if self.settings.max_length else "")
+        kv_cache = "in_place" if spec.is_kv_in_place else "returned"
+        reasons = (note for note in spec.notes if note.startswith(_KV_NOTES))
+        yield Decision("kv_cache", kv_cache, next(reasons, ""))
+        windows = sum(tensor.window is not None for tensor in spec.kv)
+        yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
+        yield Decision("graph", engine.graph, "engine.graph")
+        yield Decision("num_slots", *choose_num_slots(self.settings, spec, self.device), "predicted")
+        size, why = choose_chunk_size(engine)
+        is_tried = not spec.is_kv_in_place and not spec.cross
+        is_tried |= is_attention_at_risk(size, self.device, spec)
+        yield Decision("chunk_size", size, why, _tried(is_tried))
+        threads = "ONNX Runtime's default" if engine.num_threads == "auto" else engine.num_threads
+        yield Decision("num_threads", threads, "engine.num_threads")
+        buckets = self.buckets
+        state = _tried(buckets.steps != "none")
+        yield Decision("shapes", BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
+        yield self.scoring
+        yield Decision("decode_ahead", *self.overlap)
+
+    def _of_genai(self) -> Iterator[Decision]:
+        yield Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")
+        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
+
+    def _of_transformers(self) -> Iterator[Decision]:
+        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
+
+
+def _tried(is_tried: bool) -> State:
+    return "tried" if is_tried else "decided"

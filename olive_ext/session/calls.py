@@ -1,0 +1,95 @@
+"""One call of a session: its turn at the engine, from whatever thread, and its results put together.
+
+A call from another thread waits; a call from the thread whose own call is still open could wait forever, so it is
+refused. Knows no engine and no text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from olive_ext.engine.requests import Request, Result
+from olive_ext.errors import SessionError
+from olive_ext.text.conversion import Converted
+
+Output = TypeVar("Output")
+
+
+class Turns:
+    """Hands out turns until closed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._owner: int | None = None
+        self._call = ""
+        self._is_closed = False
+
+    @contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """Waits for the turn of `call`. Raises `SessionError` on a closed session, or inside another call."""
+        me = threading.get_ident()
+        with self._condition:
+            if self._owner == me and not self._is_closed:
+                raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
+            self._condition.wait_for(lambda: self._owner is None or self._is_closed)
+            self.check_open()
+            self._owner, self._call = me, call
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._owner = None
+                self._condition.notify_all()
+
+    def advance(self) -> None:
+        """An iterator that holds the turn goes on, perhaps in another thread than the one that began it."""
+        self.check_open()
+        self._owner = threading.get_ident()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise SessionError("the session is closed: open the model again")
+
+    def close(self) -> bool:
+        """No more turns; those who wait for one get the error. False where it was closed before."""
+        with self._condition:
+            was_open, self._is_closed = not self._is_closed, True
+            self._condition.notify_all()
+            return was_open
+
+
+class Batch(Generic[Output]):
+    """`requests` go to the engine, their results to `take`; `outputs` come back in the order of `converted`."""
+
+    def __init__(
+        self, converted: Sequence[Converted[Output]], on_result: Callable[[int, Output], None] | None = None
+    ) -> None:
+        self.requests: list[Request] = [request for item in converted for request in item.requests]
+        self._converted = converted
+        self._on_result = on_result
+        self._places = [(index, part) for index, item in enumerate(converted) for part in range(len(item.requests))]
+        self._parts: list[dict[int, Result]] = [{} for _ in converted]
+        self._outputs: dict[int, Output] = {}
+        for index, item in enumerate(converted):
+            if not item.requests:
+                self._complete(index)
+
+    def take(self, number: int, result: Result) -> None:
+        """`result` is that of `requests[number]`."""
+        index, part = self._places[number]
+        self._parts[index][part] = result
+        if len(self._parts[index]) == len(self._converted[index].requests):
+            self._complete(index)
+
+    def outputs(self) -> list[Output]:
+        return [self._outputs[index] for index in range(len(self._converted))]
+
+    def _complete(self, index: int) -> None:
+        parts = self._parts[index]
+        output = self._converted[index].output([parts[part] for part in range(len(parts))])
+        self._outputs[index] = output
+        if self._on_result is not None:
+            self._on_result(index, output)

@@ -1,0 +1,123 @@
+"""What is resolved of a model is what opening it does: every decision against `describe_execution`, and in `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from olive_ext.check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.errors import OliveExtError
+from olive_ext.model import Decision, ResolvedModel, resolve
+from olive_ext.session.opening import open_model
+from tests.exports import export, genai_export, hf_model
+from tests.exports.pipeline import pipeline_package
+
+EXPORTS = (
+    *(f"{family}-genai-0.14" for family in ("llama", "gemma3_text")),
+    *(f"{family}-genai-0.18" for family in ("llama", "phi3", "gpt_oss", "lfm2", "whisper")),
+    *(f"llama-genai-0.18-{what}" for what in ("int4", "fp16-cpu", "kv4")),
+    *(f"{family}-mobius" for family in ("llama", "gemma4_text", "gpt2", "qwen3_5_text")),
+    *("llama-mobius-fp16", "llama-optimum", "llama-olive-lengths"),
+    *("qwen3-genai-0.18-bf16-cuda", "qwen3-genai-0.18-kvfp8-cuda"),
+)
+"""One of each form: caches in place and returned, windows, states, an encoder, quantized weights and
+caches, and two that this machine's providers refuse."""
+
+ENGINES: tuple[dict[str, Any], ...] = (
+    {"graph": "untouched"},
+    {"scoring": "rows", "chunk_size": 32, "num_slots": 3},
+    {"shapes": "bucketed"},
+    {"strict_shapes": True, "decode_ahead": False},
+    {"decode_ahead": True, "num_threads": 1},
+    {"scoring": "branches"},
+)
+
+
+def settings(path: object, **given: Any) -> ModelSettings:
+    return ModelSettings.of({"model": path, "execution_provider": "cpu", **given})
+
+
+def compare(model: ResolvedModel, **arguments: Any) -> None:
+    """Every decision of `model` against what is described once it is open."""
+    with open_model(model, **arguments) as session:
+        facts = session.describe_execution()
+    for decision in model.with_reference(bool(arguments)).decisions:
+        found = described(facts, decision)
+        notes = " ".join(map(str, (*facts.get("notes", ()), *facts.values())))
+        explains = any(words in notes for words in EXPLAINED[decision.name]) if decision.name in EXPLAINED else False
+        is_explained = decision.state == "tried" and explains
+        is_reduced = decision.state == "predicted" and found is not None
+        assert found == decision.value or is_explained or is_reduced, (decision, found)
+
+
+EXPLAINED = {
+    "scoring": ("texts are scored one after the other", "not measured yet"),
+    "chunk_size": ("steps are cut to",),
+    "shapes": ("steps have any shape",),
+}
+"""Words of the reason that an open model gives where a trial changed a decision."""
+
+
+def described(facts: Mapping[str, Any], decision: Decision) -> Any:
+    """What `describe_execution` has for a decision; the few without a key of their own by what they show in."""
+    if decision.name == "kind":
+        return "hf" if facts["runtime"] == "transformers" else "onnx"
+    if decision.name == "graph":
+        return "untouched" if facts["scoring_head"] == "untouched" else "scoring_head"
+    if decision.name == "full_length_kv":
+        notes = [note for note in facts["notes"] if "(sliding_window_cache)" in note]
+        return int(notes[0].split()[0]) if notes else 0
+    if decision.name == "shapes":
+        return facts.get("shapes", "any")
+    return decision.value if decision.name == "num_threads" else facts[decision.name]
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_decisions_are_those_that_opening_takes(name: str) -> None:
+    made = export(name)
+    model = resolve(settings(made.path))
+    if made.not_on_cpu:
+        with pytest.raises(OliveExtError):
+            open_model(model)
+    else:
+        compare(model)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_decisions_follow_the_settings(engine: dict[str, Any]) -> None:
+    compare(resolve(settings(genai_export("llama"), batch_size=2, max_length=64, engine=engine)))
+
+
+def test_decisions_beside_a_reference_are_those_of_a_compared_model() -> None:
+    path = genai_export("llama")
+    compare(resolve(settings(path, engine={"shapes": "bucketed"})), reference=path)
+
+
+def test_decisions_of_other_runtimes_are_those_that_opening_takes() -> None:
+    compare(resolve(settings(pipeline_package("llama"))))
+    compare(resolve(settings(hf_model("llama"), device="cpu")))
+
+
+def test_predictions_are_marked_and_take_no_more_than_the_cap() -> None:
+    model = resolve(settings(genai_export("llama"), max_batch_size=4))
+    (slots,) = (decision for decision in model.decisions if decision.name == "num_slots")
+    assert (slots.state, slots.value) == ("predicted", 4)
+
+
+@pytest.mark.parametrize("name", ["llama-genai-0.18", "gemma3_text-genai-0.14", "llama-mobius"])
+def test_check_prints_the_decisions(name: str) -> None:
+    path = str(export(name).path)
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": path}, "execution_provider": "cpu"})
+    findings = check_model(config)
+    assert findings.problems == []
+    (section,) = (section for section in findings.sections if section.title == "Engine")
+    printed = {fact.name: (fact.value, fact.reason) for fact in section.facts}
+    by_name = {decision.name: decision for decision in resolve(config.opening()).decisions}
+    assert {"chunk_size", "scoring", "full_length_kv", "num_slots", "shapes", "decode_ahead"} <= printed.keys()
+    for fact, (value, reason) in printed.items():
+        assert value == str(by_name[fact].value)
+        assert fact == "num_slots" or by_name[fact].reason in reason
+        assert by_name[fact].state == "decided" or reason.startswith(by_name[fact].state)
