@@ -149,7 +149,7 @@ class Runs:
     """Many independent draws from one case, a document of each at a time."""
 
     def __init__(self, case: Case, num_runs: int, random: np.random.Generator) -> None:
-        self._case, self._random, self._num_drawn = case, random, 0
+        self._case, self._random, self.num_drawn = case, random, 0
         population = case.population
         (counted,) = np.nonzero(population.weights_N > 0)
         self.num_documents = len(counted)
@@ -166,8 +166,8 @@ class Runs:
     def batch(self) -> None:
         """Draws as many documents as the sampler would."""
         scores = self.evidence.scores()
-        count = min(batch_size(self.num_documents, self._num_drawn), self.num_documents - self._num_drawn)
-        self._num_drawn += count
+        count = min(batch_size(self.num_documents, self.num_drawn), self.num_documents - self.num_drawn)
+        self.num_drawn += count
         for _ in range(count):
             self._draw(scores)
 
@@ -186,10 +186,6 @@ class Runs:
         self._log_wealth_SKR += np.log1p(np.maximum(gains, -1 + 1e-12))  # of the side that tests other values: unused
         self.truth_peaks_SR = np.maximum(self.truth_peaks_SR, mixed(self._log_wealth_SKR))
 
-    @property
-    def num_drawn(self) -> int:
-        return self._num_drawn
-
     def verdicts(self) -> FloatArray:
         """1 above, -1 below, 0 open, [R]."""
         lows = self._case.population.offset + self.evidence.seen_R + 1e-12
@@ -201,8 +197,7 @@ class Runs:
 
 def evaluated(case: Case, seeds: int) -> tuple[FloatArray, FloatArray]:
     """Documents evaluated [R] until the verdict, and the verdicts."""
-    runs = Runs(case, seeds, np.random.default_rng(11))
-    counts, verdicts = np.zeros(seeds), np.zeros(seeds)
+    runs, counts, verdicts = Runs(case, seeds, np.random.default_rng(11)), np.zeros(seeds), np.zeros(seeds)
     while not verdicts.all():
         runs.batch()
         is_open = verdicts == 0
@@ -221,8 +216,7 @@ def ever_rejected(case: Case, num_runs: int) -> tuple[float, float]:
             runs.batch()
         rejected += np.sum(runs.truth_peaks_SR >= LEVEL, axis=1)
         done += size
-    above, below = rejected / num_runs
-    return above, below
+    return rejected[ABOVE] / num_runs, rejected[BELOW] / num_runs
 
 
 def least_draws(case: Case) -> int:

@@ -106,11 +106,10 @@ def test_distance_must_be_positive() -> None:
 
 
 def test_guard_draws_sure_strata_often_enough_for_the_stakes() -> None:
-    reference = np.ones(1000)
-    sureness = np.arange(1000.0)
-    evidence = Evidence(difference_population(reference, sureness), -0.01, 0.01)
+    population = difference_population(np.ones(1000), np.arange(1000.0))
+    evidence = Evidence(population, -0.01, 0.01)
     for document in range(0, 1000, 10):  # nothing flips: all strata are believed to be sure
-        stratum = evidence._population.strata_N[[document]]
+        stratum = population.strata_N[[document]]
         evidence.observe(stratum, np.ones(1), np.full(1, 0.001), evidence.scores())
     assert evidence.scores().min() >= 0.05
 
