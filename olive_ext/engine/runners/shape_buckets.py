@@ -138,6 +138,12 @@ class BucketedRunner(Runner):
             width=self.capacity.positions,
         )
 
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self._inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
+
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {

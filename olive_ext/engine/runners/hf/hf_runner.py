@@ -91,6 +91,15 @@ class HfRunner(Runner):
             raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 
+    def release_memory(self) -> None:
+        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        import torch
+
+        self._forget()
+        self._slot = []
+        self.capacity = self.capacity._replace(cells=0)
+        torch.cuda.empty_cache()
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,

@@ -140,8 +140,8 @@ class Feed:
     def bind_inputs(
         self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
     ) -> None:
-        """Binds the inputs in `specs`, computed from a step's rows in the types that the graph declares. `tokens`, where
-        given, replace the token ids."""
+        """Binds the inputs in `specs`, computed from a step's rows in the types that the graph declares; `tokens`
+        replace the token ids where given."""
         for role, tensor in ((spec.role, spec.tensor) for spec in specs):
             if tokens is not None and role is Role.INPUT_IDS:
                 binding.bind_ortvalue_input(tensor.name, tokens)
