@@ -103,13 +103,13 @@ class Walk:
         if domain(node) == "" and node.op_type in LAYOUT:
             return str(node.input[0])
         if domain(node) != "" or node.op_type not in ROW_WISE or len(node.output) != 1:
-            raise NotUnderstood(f"{label(node)} is neither row-wise nor a product with a constant weight")
+            raise refusal(node, "is neither row-wise nor a product with a constant weight")
         carrying: list[str] = [value for value in node.input if value and value not in self.constants]
         if len(carrying) != 1:
             raise NotUnderstood(self._why_variable(node, carrying))
         for value in node.input:
             if value and value != carrying[0] and not self.is_same_for_all_rows(node, value):
-                raise NotUnderstood(f"{label(node)} combines the rows with '{value}', which may differ between rows")
+                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
         return carrying[0]
 
     def _why_variable(self, node: onnx.NodeProto, carrying: Iterable[str]) -> str:
@@ -143,14 +143,14 @@ class Walk:
             raise NotUnderstood(reason)
         variable = [value for value in others if value and value not in self.constants]
         if variable or rows in self.constants:
-            raise NotUnderstood(f"{label(node)} multiplies with '{(variable or [rows])[0]}', which is not constant")
+            raise refusal(node, f"multiplies with '{(variable or [rows])[0]}', which is not constant")
         if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
-            raise NotUnderstood(f"{label(node)} transposes the rows")
+            raise refusal(node, "transposes the rows")
         dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)])
         if node.op_type not in _PACKED and dims is not None and len(dims) != 2:
-            raise NotUnderstood(f"{label(node)} multiplies with a weight of rank {len(dims)}")
+            raise refusal(node, f"multiplies with a weight of rank {len(dims)}")
         if node.op_type == "Gemm" and len(node.input) > 2 and not self.is_same_for_all_rows(node, node.input[2]):
-            raise NotUnderstood(f"{label(node)} adds '{node.input[2]}', which may differ between rows")
+            raise refusal(node, f"adds '{node.input[2]}', which may differ between rows")
 
     def sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
         """(inner size, columns) of the product's weight, as far as they are known."""
@@ -197,3 +197,8 @@ def domain(node: onnx.NodeProto) -> str:
 def label(node: onnx.NodeProto) -> str:
     """Operator and name, for messages."""
     return f"{node.op_type} '{node.name or node.output[0]}'"
+
+
+def refusal(node: onnx.NodeProto, what: str) -> NotUnderstood:
+    """Why `node` keeps rows from being picked: `what` it does."""
+    return NotUnderstood(f"{label(node)} {what}")

@@ -126,7 +126,8 @@ class _RowsGraph:
         """All outputs, on the host."""
         placed = {name: self._place(value) for name, value in rows.items()}
         num_rows, vocab_size = shape_of(next(iter(placed.values())))
-        step = self._rows_at_once(num_rows, vocab_size)
+        most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
+        step = max(1, most // (4 * vocab_size)) if self._device.has_pointers else num_rows
         parts = []
         for start in range(0, num_rows, step):
             stop = min(num_rows, start + step)
@@ -142,12 +143,6 @@ class _RowsGraph:
         return {
             name: np.concatenate(column) for name, column in zip(self._names, zip(*parts, strict=True), strict=True)
         }
-
-    def _rows_at_once(self, num_rows: int, vocab_size: int) -> int:
-        if not self._device.has_pointers:
-            return num_rows
-        most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
-        return max(1, most // (4 * vocab_size))
 
     def _place(self, rows: LogitRows) -> LogitRows:
         """The rows where this graph runs; what another device holds goes through the host."""

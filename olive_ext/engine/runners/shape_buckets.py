@@ -164,14 +164,12 @@ class BucketedRunner(Runner):
         for step in self._every():
             padded = self.padded(step)
             assert padded is not None
-            if shape_of(padded) in self._warmed:
-                continue
-            try:
-                self._inner.run(padded)
-            except MemoryShortageError as error:
-                logger.warning("%s; steps of this shape are not run beforehand", error)
-            else:
-                self._warmed.add(shape_of(padded))
+            if (shape := shape_of(padded)) not in self._warmed:
+                try:
+                    self._inner.run(padded)
+                    self._warmed.add(shape)
+                except MemoryShortageError as error:
+                    logger.warning("%s; steps of this shape are not run beforehand", error)
         self._seconds += time.perf_counter() - begin
 
     def _every(self) -> Iterator[Step]:

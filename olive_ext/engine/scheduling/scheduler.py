@@ -184,7 +184,8 @@ class Scheduler:
     def _slots_plan(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> PlannedStep:
         """One row for each of `sequences`, and idle ones where the runner needs them."""
         rows = {sequence.slot: (sequence, self._row(sequence)) for sequence in sequences}
-        filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in self._span(sorted(rows))]
+        span = self._span(sorted(rows))
+        filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
         return replace(plan, step=replace(plan.step, copies=copies))
 
@@ -218,9 +219,6 @@ class Scheduler:
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
-
-    def _idle_row(self, slot: int) -> Row:
-        return Row(slot, self.slots.length(slot), (IDLE_TOKEN,))
 
     def _row(self, sequence: Sequence) -> Row:
         start, stop = sequence.computed, sequence.end

@@ -92,10 +92,12 @@ class GenaiModel:
 
     def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
         text_config = files.hf_config.get("text_config", files.hf_config)
+        graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
+        rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
         limits = {
             "genai_config.json": files.genai_config["model"].get("context_length"),
             "config.json": text_config.get("max_position_embeddings"),
-            "the rows of the rotary cache": _rotary_rows(files),
+            "the rows of the rotary cache": min((number for number in rows if number), default=None),
             "max_length": max_length,
         }
         known = {origin: int(limit) for origin, limit in limits.items() if limit}
@@ -160,12 +162,6 @@ def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
             for key, value in provider.options.items():
                 config.set_provider_option(name, key, value)
     return [provider.name for provider in providers]
-
-
-def _rotary_rows(files: ModelFiles) -> int | None:
-    graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
-    rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
-    return min((number for number in rows if number), default=None)
 
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:

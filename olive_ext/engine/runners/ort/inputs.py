@@ -149,21 +149,15 @@ class Feed:
                 array: Array = np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type])
                 self.bind(binding, tensor.name, array)
 
-
-@dataclass(frozen=True)
-class Bias:
-    """Fills the graph's bias inputs. Attention itself hides what comes after a token."""
-
-    inputs: Sequence[BiasInput]
-
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        for found in self.inputs:
+    def bind_biases(self, binding: ort.IOBinding, inputs: Sequence[BiasInput], step: Step) -> None:
+        """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
+        for found in inputs:
             dtype, hidden = BIASES[found.elem_type]
             if step.first_cell is not None:
                 visible = visible_cells(step.rows, step.first_cell, found.window)
             else:
                 visible = visible_positions(step.rows, found.window)
-            feed.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
+            self.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
 
 
 def visible_positions(rows: Sequence[Row], window: int | None) -> Array:

@@ -17,7 +17,6 @@ from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
-from olive_ext.engine.runners.ort.inputs import Bias
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
@@ -106,7 +105,7 @@ def _runner(
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
         encoder=opener.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,
-        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), Bias(tree.biases)) if tree else None,
+        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), tree.biases) if tree else None,
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)

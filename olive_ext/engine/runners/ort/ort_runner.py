@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,12 @@ from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
+from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
+from olive_ext.graph.tree_attention import BiasInput
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class SharedPrefixKv:
     """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
 
     kv: ViewKv
-    bias: Bias
+    biases: Sequence[BiasInput]
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class OrtRunner(Runner):
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         if self._parts.shared_prefix is not None:
-            self._parts.shared_prefix.bias.bind(binding, feed, step)
+            feed.bind_biases(binding, self._parts.shared_prefix.biases, step)
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
