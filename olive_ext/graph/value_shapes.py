@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from olive_ext.graph.nodes import attribute
-from olive_ext.graph.symbolic_dims import Dim, Shape, broadcast, known_length, rest, total
+from olive_ext.graph.symbolic_dims import Dim, Shape, broadcast, known_length, rest
 
 _SMALL = 8
 """The longest constant that is read; longer ones are no shapes."""
@@ -208,7 +208,9 @@ class Shapes:
         if len(known) != len(shapes) or len({len(shape) for shape in known}) != 1:
             return None
         axis = self._axis(node, len(known[0]))
-        return (*known[0][:axis], total([shape[axis] for shape in known]), *known[0][axis + 1 :])
+        sizes = [size for shape in known if isinstance(size := shape[axis], int)]
+        total = sum(sizes) if len(sizes) == len(known) else None
+        return (*known[0][:axis], total, *known[0][axis + 1 :])
 
     def _slice(self, node: onnx.NodeProto) -> Shape | None:
         shape, numbers = self.of.get(node.input[0]), self.numbers.get(node.input[0])

@@ -60,8 +60,19 @@ class Head:
         return self._kept is not None
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's."""
-        bind_indices(binding, feed, step)
+        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
+        go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
+        starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
+        indices = {
+            "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
+            "target_rows": [row for row, _ in step.targets],
+            "target_ids": [token for _, token in step.targets],
+            "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
+        }
+        for name, values in indices.items():
+            feed.bind(binding, name, np.array(values, np.int64))
+        for name in OUTPUTS:
+            binding.bind_output(name)
         self.next_ids = None
         if self._kept is not None:
             binding.bind_output(NEXT_IDS, self._kept.kind, self._kept.index)
@@ -108,21 +119,6 @@ class SeparateHead(Head):
         super().bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         return super().read(binding.get_outputs(), step)
-
-
-def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-    """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-    starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
-    indices = {
-        "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
-        "target_rows": [row for row, _ in step.targets],
-        "target_ids": [token for _, token in step.targets],
-        "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
-    }
-    for name, values in indices.items():
-        feed.bind(binding, name, np.array(values, np.int64))
-    for name in OUTPUTS:
-        binding.bind_output(name)
 
 
 def output_rows(step: Step) -> dict[str, int]:
