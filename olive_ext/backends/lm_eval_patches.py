@@ -27,13 +27,6 @@ _BARS = (
 
 
 @contextmanager
-def patched_lm_eval(progress: bool) -> Iterator[None]:
-    """Applies all patches of this module."""
-    with compiled_templates(), environment_read_once(), quiet_bars(progress):
-        yield
-
-
-@contextmanager
 def compiled_templates() -> Iterator[None]:
     """Task templates are compiled once: lm-eval compiles anew for every render (6.3 ms against 0.05 ms)."""
     environment: Any = getattr(lm_eval.utils, "env", None)

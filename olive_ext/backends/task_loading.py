@@ -59,18 +59,11 @@ class LoadedTasks:
         self._loaded = loaded
         self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         self.task_index = manager.task_index
-
-    @property
-    def tasks(self) -> Mapping[str, Any]:
+        self.tasks: Mapping[str, Any] = loaded["tasks"]
         """Every leaf task by name."""
-        tasks: Mapping[str, Any] = self._loaded["tasks"]
-        return tasks
 
-    @property
-    def groups(self) -> Mapping[str, Any]:
+        self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
-        groups: Mapping[str, Any] = self._loaded.get("groups", {})
-        return groups
 
     def load(self, _: object) -> Mapping[str, Any]:
         """lm-eval's `TaskDict`: tasks, groups and group_map."""

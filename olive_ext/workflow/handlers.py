@@ -71,22 +71,15 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:
     """The setting, else Olive's device; for an NPU, which torch does not know, the CPU."""
-    import torch
+    from olive_ext.backends import hf
 
     name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
-    place = written_device or name
-    place = "cuda" if place.lower() == "gpu" else place
-    if written_device is None and place not in ("cpu", "cuda"):
+    if written_device is None and name not in ("cpu", "gpu", "cuda"):
         logger.info("the Hugging Face baseline runs on the CPU: torch has no device '%s'", name)
-        place = "cpu"
-    try:
-        kind = torch.device(place).type
-    except RuntimeError as error:
-        raise ConfigError(f"'device' = {place!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        origin = "'device'" if written_device else "Olive's accelerator"
-        raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
-    return place
+        name = "cpu"
+    origin = "'device'" if written_device else "Olive's accelerator"
+    without_cuda = f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline"
+    return hf.torch_device(written_device or name, without_cuda)
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:

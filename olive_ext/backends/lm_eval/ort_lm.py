@@ -6,12 +6,13 @@ Knows no engine and no provider.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
@@ -19,18 +20,19 @@ from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
-from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, ignore_output, known_answers_first
-from olive_ext.backends.lm_eval.identity import answers_key
 from olive_ext.backends.lm_eval.instances import (
     CERTAIN,
     Answer,
+    CompletePairs,
+    KnownAnswers,
+    Observer,
     PendingGeneration,
     TokenRequest,
     encoded_slices,
+    known_answers_first,
     progress_bar,
 )
-from olive_ext.backends.package_versions import versions
-from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.backends.package_versions import RUNTIMES, versions
 from olive_ext.config import ModelSettings
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel, resolve
@@ -63,7 +65,7 @@ class OrtLM(CompletePairs):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self.observer = observer or ignore_output
+        self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
@@ -169,10 +171,6 @@ class OrtLM(CompletePairs):
         if self._arguments.enable_thinking is not None:
             options["enable_thinking"] = self._arguments.enable_thinking
         return self._text.render_chat(chat_history, add_generation_prompt, **options)
-
-    @property
-    def pair_tokenizer(self) -> Tokenizer:
-        return self._text
 
     @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
@@ -294,15 +292,24 @@ class OrtLM(CompletePairs):
             "execution": self.session.describe_execution(),
         }
 
-    @cached_property
+    @property
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
     def answers_key(self) -> str:
-        """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
+        """Digest (16 hex digits) of all that decides an answer besides the request: the model's content (its path where
+        that is unknown), how it runs, and arguments. The key of caches of answers."""
         execution = self.session.describe_execution()
-        return answers_key(self.content_hash, execution, self.max_length, self._arguments.deciding())
+        facts = {
+            "model": self.content_hash or execution.get("model"),
+            "adapters": sorted(execution.get("adapters", {}).values()),
+            "providers": execution.get("providers"),
+            "max_length": self.max_length,
+            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
+            **self._arguments.deciding(),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
