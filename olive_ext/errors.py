@@ -58,6 +58,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
 
 
+def joined_lines(error: BaseException, width: int = 400) -> str:
+    """The error's whole message without line breaks, for libraries that break sentences; its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= width else text[: width - 4] + " ..."
+
+
 def one_line(error: BaseException, width: int = 300) -> str:
     """The error's type and the first line of its message, at most `width` characters."""
     name = type(error).__name__

@@ -98,8 +98,8 @@ def open_hf(
     `ModelError` or `ConfigError`.
     """
     if isinstance(model, str):
-        wanted = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        place = torch_device(wanted, f"'device' = {device!r}: torch sees no CUDA device here")
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        place = torch_device(default if device is None else device, f"'device' = {device!r}: torch sees no CUDA device here")
     else:
         place = str(model.device)
     arguments = {

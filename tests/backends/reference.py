@@ -13,8 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import FinishReason, Request, Result
-from olive_ext.engine.scheduling.counters import Counters
+from olive_ext.engine.requests import Counters, FinishReason, Request, Result
 from olive_ext.session import Session
 from tests.text.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
 

@@ -112,7 +112,7 @@ def observe(
         engine.run([Request(_draw(9, CAPACITY - 10), 1)])
         watch.tensors.clear()
         watch.fed.clear()
-        before = engine.host_bytes
+        before = engine.runner.host_bytes
         engine.run(requests)
         facts = engine.describe()
         tokens = [fed for fed in watch.fed if fed.name == "input_ids"]

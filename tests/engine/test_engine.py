@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.oom_split import num_tokens
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.engine.step import Batching
 from olive_ext.errors import MemoryShortageError, OliveExtError
@@ -259,7 +258,7 @@ def test_steps_without_memory_are_halved_and_results_stay(
     runner = ShortRunner(num_slots, batching, has_tree_batches=has_tree_batches)
     engine = Engine(runner, chunk_size)
     assert_runs_as_oracle(engine, calls)
-    longest = max((num_tokens(step) for step in runner.steps), default=0)
+    longest = max((step.num_tokens for step in runner.steps), default=0)
     assert longest <= runner.most
     if engine.counters.steps_halved:
         assert engine.describe()["step_limit"] <= max(runner.most, chunk_size, num_slots)

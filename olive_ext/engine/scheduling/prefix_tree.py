@@ -1,7 +1,7 @@
 """Requests -> sequences: every distinct prefix is computed once.
 
-The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score that is
-wanted inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score
+inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
 `distinct` tokens, is the number of nodes of the prefix tree.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, Source
-from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence, TokenArray
+from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,6 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
         _place_reads(request, answer, owners)
         previous, previous_source = tokens, source
     return Plan(tuple(sequences), naive, distinct)
-
-
-def source_key(source: Source | None) -> str:
-    """What tells sources apart; empty where there is none."""
-    return "" if source is None else source.key
-
-
-def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """Number of leading tokens that are equal."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 def _input_key(request: Request) -> bytes:

@@ -71,6 +71,14 @@ class KvStore(ABC):
         """Releases the memory."""
 
 
+def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, device: Device) -> ort.OrtValue:
+    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone everywhere but on
+    WebGPU, whose values nothing else can make."""
+    if device.kind == "webgpu":
+        return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
+
+
 def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
     """Zeros in the host's memory, which binding copies to the device. In every type zero is zero bytes."""
     unsigned = np.dtype(f"u{ITEM_BYTES[elem_type]}")
