@@ -99,7 +99,8 @@ def open_hf(
     """
     if isinstance(model, str):
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        place = torch_device(default if device is None else device, f"'device' = {device!r}: torch sees no CUDA device here")
+        without_cuda = f"'device' = {device!r}: torch sees no CUDA device here"
+        place = torch_device(default if device is None else device, without_cuda)
     else:
         place = str(model.device)
     arguments = {

@@ -60,10 +60,7 @@ class OrtLMArguments(OpenSettings):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sampled generation. Every repeat of a request draws from its own stream."""
 
-    @field_validator("batch_size", mode="before")
-    @classmethod
-    def _read_number(cls, value: Any) -> Any:
-        return _number(value)
+    _read_number = field_validator("batch_size", mode="before")(_number)
 
     @classmethod
     def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any]) -> Self:

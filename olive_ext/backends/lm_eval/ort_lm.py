@@ -51,8 +51,7 @@ class OrtLM(CompletePairs):
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
     to close. The other arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
 
-    `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
-    order: with lm-eval's request, what the session was asked for it, and what it answered.
+    `observer` is called once for every request of lm-eval that is not certain by itself, in any order.
     """
 
     def __init__(
@@ -74,10 +73,13 @@ class OrtLM(CompletePairs):
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
         if self._encoding is not None:
-            self._refuse_features()
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
+            if self._encoding.takes_features:
+                self._refuse_features()
         self.resolved = self._session.model  # None around an engine that a caller made, which counts as "onnx"
         self.kind = "onnx" if self.resolved is None else self.resolved.kind
+        self.max_gen_toks = given.max_gen_toks
+        self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -98,13 +100,12 @@ class OrtLM(CompletePairs):
         return type(self)(session=session, observer=observer, **self._arguments.asking())
 
     def _refuse_features(self) -> None:
-        if self._encoding is not None and self._encoding.takes_features:
-            model = self.session.describe_execution().get("model")
-            self.close()
-            raise TaskError(
-                f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
-                "through olive_ext.open(...)"
-            )
+        model = self.session.describe_execution().get("model")
+        self.close()
+        raise TaskError(
+            f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
+            "through olive_ext.open(...)"
+        )
 
     def close(self) -> None:
         """Lets the session go, and closes it where this model opened it. May be called again."""
@@ -122,16 +123,6 @@ class OrtLM(CompletePairs):
     def max_length(self) -> int:
         """The most tokens the model sees at once."""
         return self.session.max_length
-
-    @property
-    def max_gen_toks(self) -> int:
-        """Tokens generated at most where a task names no number."""
-        return self._arguments.max_gen_toks
-
-    @property
-    def batch_size(self) -> int | str:
-        """As asked for; `get_model_info()` has the number in use."""
-        return self._arguments.batch_size
 
     @property
     def eot_token_id(self) -> int | None:
@@ -210,8 +201,9 @@ class OrtLM(CompletePairs):
             if instances:
                 self.observer(instances[scored[at]], asked[at], output)
 
-        for index in sorted(set(range(len(requests))).difference(scored)):
-            keep(index, CERTAIN)
+        for index, (_, _, target) in enumerate(requests):
+            if not target:
+                keep(index, CERTAIN)
         self.session.loglikelihood(asked, on_result=take)
         return answers
 
