@@ -19,11 +19,10 @@ from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig,
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
 from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.current_run import logger, recorded_failures, running, settled
-from olive_ext.workflow.evaluator import report_folder, surfaced
-from olive_ext.workflow.handlers import tokenizer_candidates
+from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
+from olive_ext.workflow.evaluator import surfaced
+from olive_ext.workflow.handlers import label, tokenizer_candidates
 from olive_ext.workflow.metric_results import as_keyed, to_metrics
-from olive_ext.workflow.pass_reports import requirement_error
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
@@ -155,7 +154,7 @@ def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> 
     suffix = digest([keyed, environment(settings), missed_files(model.type, model.config, settings)])
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
-        report = report_folder(settings.output_dir, path) / "report.json"
+        report = Path(settings.output_dir) / label(path) / "report.json"
     token = _evaluation.set(_Evaluation(f"-{suffix}", report))
     try:
         return proceed()
