@@ -40,8 +40,7 @@ def _name(bound: Bound) -> Name:
 
 def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
     """Every task that will be run and its metrics, as `check_names` takes them."""
-    from olive_ext.backends.task_loading import load_tasks
-    from olive_ext.backends.task_metrics import declared_metrics, loaded_metrics
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
     found = declared_metrics(asked, settings.include_path)
@@ -66,7 +65,7 @@ def check_names(
 ) -> None:
     """Raises `ConfigError` for a (task, metric) that no report will have.
 
-    `tasks` are those that will be run, each with its metrics (as `backends.declared` has them) or None where they are
+    `tasks` are those that will be run, each with its metrics (`task_loading.Declared`) or None where they are
     not known yet; None altogether where not even the tasks are. `compared` are the metrics of a comparison with a
     reference, none where there is no reference. `where` is the key that has the names.
     """
