@@ -92,6 +92,8 @@ def text_decoder(model: Any) -> Any:
     The package's genai_config.json names it; else it is the only component that returns logits, or among several the
     one with a decoder's name. Raises a `ModelError` that lists the components.
     """
+    components = dict(model.get_model_components())
+    onnx_parts = {name: part for name, part in components.items() if isinstance(part, ONNXModelHandler)}
     root = model.get_resource("model_path")
     folders = [*([Path(root)] if root else []), *(file.parent for file in additional_files(model.model_attributes))]
     for folder in folders:
@@ -99,20 +101,17 @@ def text_decoder(model: Any) -> Any:
             package = ModelSettings(model=str(folder), kind="onnx")
             files = resolve(package, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
             name = files.decoder.relative_to(files.directory).as_posix()
+            same = (part for part in onnx_parts.values() if Path(part.model_path).resolve() == files.decoder.resolve())
             return ONNXModelHandler(
                 str(files.directory),
                 onnx_file_name=name,
-                inference_settings=_inference_settings(model, files.decoder),
+                inference_settings=getattr(next(same, None), "inference_settings", None),
                 model_attributes=model.model_attributes,
             )
-    components = dict(model.get_model_components())
-    onnx_parts = {name: part for name, part in components.items() if isinstance(part, ONNXModelHandler)}
     graphs = {name: part for name, part in onnx_parts.items() if read_outline(Path(part.model_path)).has_logits}
-    if len(graphs) == 1:
-        return next(iter(graphs.values()))
     named = [graphs[name] for name in _DECODER_NAMES if name in graphs]
-    if named:
-        return named[0]
+    if named or len(graphs) == 1:
+        return [*named, *graphs.values()][0]
     listed = ", ".join(components)
     raise ModelError(
         f"several components of the composite model return logits ({', '.join(graphs)}); "
@@ -190,14 +189,6 @@ def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str,
     if options:
         logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
     return {**found, **given} if found else {}
-
-
-def _inference_settings(model: Any, decoder: Path) -> dict[str, Any] | None:
-    for _, part in model.get_model_components():
-        if isinstance(part, ONNXModelHandler) and Path(part.model_path).resolve() == decoder.resolve():
-            settings: dict[str, Any] | None = part.inference_settings
-            return settings
-    return None
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}
