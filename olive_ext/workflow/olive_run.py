@@ -87,11 +87,17 @@ def cli_run(argv: Sequence[str]) -> int:
     """
     from olive.cli.launcher import main
 
-    with watched_runs() as runs, _logged_errors() as reasons, _recipe_errors():
+    with watched_runs() as runs, _logged_errors() as reasons:
         try:
             main(["run", *argv])
         except SystemExit as end:  # argparse: --help, or wrong arguments, which it has printed
             return end.code if isinstance(end.code, int) else 1
+        except ValidationError as error:
+            raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the recipe is not valid JSON: {error}") from error
+        except FileNotFoundError as error:
+            raise ConfigError(f"'{error.filename}': no such file") from error
     if not any(run.gave_up for run in runs):
         return 0
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
@@ -120,19 +126,6 @@ def _logged_errors() -> Iterator[list[str]]:
         yield handler.reasons
     finally:
         olive.removeHandler(handler)
-
-
-@contextmanager
-def _recipe_errors() -> Iterator[None]:
-    """Turns Olive's errors about a recipe that it cannot read into `ConfigError`."""
-    try:
-        yield
-    except ValidationError as error:
-        raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the recipe is not valid JSON: {error}") from error
-    except FileNotFoundError as error:
-        raise ConfigError(f"'{error.filename}': no such file") from error
 
 
 def _problems(error: ValidationError) -> str:

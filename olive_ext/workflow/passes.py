@@ -165,13 +165,10 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
         model_config, model_id = proceed()
         run.made_by[model_id] = run.current if is_ours else (*run.current, name)
         if is_ours and not isinstance(model_config, str):  # a text is the reason why the pass was left out
-            _finish(engine, run, f"passes.{name}", parse(_values(config.config)).require, (model_config, model_id))
+            values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
+            settings = parse({name: value for name, value in values.items() if value is not None})
+            _finish(engine, run, f"passes.{name}", settings.require, (model_config, model_id))
     return model_config, model_id
-
-
-def _values(config: Any) -> dict[str, Any]:
-    values = config if isinstance(config, Mapping) else config.model_dump()
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, str]) -> None:

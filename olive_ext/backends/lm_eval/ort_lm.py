@@ -66,8 +66,7 @@ class OrtLM(CompletePairs):
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.of(pretrained, arguments)
-        given.check(has_session=session is not None)
+        given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._arguments = given
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))

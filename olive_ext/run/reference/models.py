@@ -114,8 +114,7 @@ class Models:
         return lm
 
     def _check_tokenizers(self) -> None:
-        from olive_ext.text.tokenizer import load_tokenizer
-        from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
+        from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
         both = self.other, self.own
         traits, own = (tokenizer_traits(load_tokenizer(model.files.tokenizer)) for model in both)
