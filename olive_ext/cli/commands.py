@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 from olive_ext.cli.options import BENCH_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
@@ -55,6 +56,23 @@ def compare_command(arguments: Namespace) -> int:
     return 0
 
 
+def evalution_command(arguments: Namespace) -> int:
+    """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
+    try:
+        from olive_ext.backends.evalution import run_spec
+    except ModuleNotFoundError as error:
+        if error.name != "evalution":
+            raise
+        raise ConfigError("Evalution is not installed: pip install 'olive-ext[evalution]'") from error
+
+    text = json.dumps(run_spec(Path(arguments.spec)), indent=2) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    return 0
+
+
 def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to; raises `ConfigError` that names all problems where there are any."""
     from olive_ext.check import check_model, check_recipe
@@ -82,6 +100,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,
+    "evalution": evalution_command,
     "check": check_command,
     "schema": schema_command,
 }

@@ -14,6 +14,7 @@ from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.scheduling.scoring_form import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import RunError
+from olive_ext.model.free_memory import trim_host_memory
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
@@ -70,25 +71,37 @@ class Engine:
                 self._drive(loop, items, put)
         return [results[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
-        one plan needs."""
+        one plan needs.
+
+        None among them means that no more is there for now: what has been read runs, and `items` is read again when all
+        of it has a slot.
+        """
         loop, source = self._generating, iter(items)
         window = WINDOW_PER_SLOT * self._runner.capacity.num_slots
         with self._running():
             self._enter(loop)
-            batch = list(islice(source, window))
-            while batch or loop.has_work:
-                if batch and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
-                    loop.admit(batch)
-                    batch = list(islice(source, window))
-                for answer in loop.advance():
+            batch = _read(source, window)
+            while batch is not None or loop.has_work:
+                if batch is not None and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
+                    if batch:
+                        loop.admit(batch)
+                    batch = _read(source, window)
+                for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight; the model stays open."""
         for loop in self._loops:
             loop.reset()
+
+    def release_memory(self) -> None:
+        """`reset`, and frees what has grown with use; the next run allocates it anew."""
+        self._runner.release_memory()
+        self._tap.release_memory()
+        self.reset()
+        trim_host_memory()
 
     def close(self) -> None:
         """Releases the model, and the tap's. Calling it again does nothing."""
@@ -144,3 +157,13 @@ class Engine:
         except BaseException:
             self.reset()
             raise
+
+
+def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
+    """The next items, `count` at most, up to the first None; None where there are no more."""
+    found: list[tuple[Hashable, Request]] = []
+    for item in islice(source, count):
+        if item is None:
+            return found
+        found.append(item)
+    return found or None

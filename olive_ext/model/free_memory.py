@@ -7,6 +7,7 @@ parts of divided devices) and is there wherever the CUDA provider is. Knows no m
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -59,6 +60,13 @@ def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callabl
         return Memory(free.value, total.value)
 
     return read
+
+
+def trim_host_memory() -> None:
+    """Gives the system what this process has freed and its allocator keeps. glibc's allocator keeps even megabytes once
+    it has seen a buffer of that size come and go; others have no such function, and nothing happens."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 @cache

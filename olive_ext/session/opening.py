@@ -81,7 +81,7 @@ def open_model(
     if not isinstance(reference, ResolvedModel):
         assert reference is not None
         reference = resolve(model.settings.of_reference(reference))
-    return reference_session.open_beside(model, reference)
+    return reference_session.open_resident(model, reference)
 
 
 def _refuse_both(reference: object, record_to: object) -> None:

@@ -47,7 +47,7 @@ class RecordSettings(Strict):
         return cls.parse({**given, "folder": str(given.get("folder"))}, where="record_to")
 
 
-def open_beside(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
+def open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
     """Both models resident. Closing the session closes both, and `Session.reference`."""
     with ExitStack() as on_failure:
         reference = _open(reference_model, on_failure)

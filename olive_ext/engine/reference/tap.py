@@ -76,6 +76,9 @@ class Tap(ABC):
         """Facts for `describe_execution`."""
         return {}
 
+    def release_memory(self) -> None:  # noqa: B027
+        """As `Runner.release_memory`, for a model of the tap's own."""
+
     def close(self) -> None:  # noqa: B027
         """Releases the tap's memory."""
 
@@ -163,6 +166,9 @@ class ResidentTap(Tap):
 
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", **self._reference.describe()}}
+
+    def release_memory(self) -> None:
+        self._reference.release_memory()
 
     def close(self) -> None:
         self._reference.close()

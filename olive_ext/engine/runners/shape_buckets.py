@@ -65,7 +65,7 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 class BucketedRunner(Runner):
     """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no branches.
+    steps that decode, the others in any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
@@ -137,6 +137,12 @@ class BucketedRunner(Runner):
             samples=_filled(step.samples, samples, 0),
             width=self.capacity.positions,
         )
+
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self._inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
 
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from olive_ext.engine.requests import Counters, FinishReason, source_key
 from olive_ext.engine.runners.base import Capacity, Traits
+from olive_ext.engine.scheduling.finite import refuse_non_finite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence, draw
 from olive_ext.engine.scheduling.slots import Slots
@@ -104,10 +105,11 @@ class Scheduler:
         self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
+        refuse_non_finite(present, output, self._counters.steps)
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
@@ -235,7 +237,7 @@ class Scheduler:
         assert generation is not None
         assert answer is not None
         if token in generation.stop_ids:
-            answer.finish_reason = FinishReason.STOP_ID
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return
         answer.generated.append(token)
         self._counters.tokens_generated += 1

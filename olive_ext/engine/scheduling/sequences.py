@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Sampling, Source, TokenArray
 
+PROBE = -1
+"""In place of a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
+
 
 class Answer:
     """Collects a request's scores and generated tokens until nothing is missing."""
@@ -26,14 +29,17 @@ class Answer:
         self._num_missing = num_targets
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
+        self.stop_id: int | None = None
 
     @property
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
 
     def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
-        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put
-        once."""
+        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put once.
+        That of a probe is dropped."""
+        if target == PROBE:
+            return
         self._logprobs[target] = logprob
         self._is_greedy[target] = is_greedy
         self._num_missing -= 1
@@ -45,9 +51,8 @@ class Answer:
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
-        return Result(
-            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
-        )
+        scores = tuple(self._logprobs), tuple(self._is_greedy)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
 
 
 @dataclass(frozen=True)

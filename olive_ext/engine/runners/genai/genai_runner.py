@@ -81,6 +81,11 @@ class GenaiRunner(Runner):
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
+    def release_memory(self) -> None:
+        """Drops the generator, which owns the KV cache."""
+        self._forget()
+        self.capacity = Capacity(num_slots=1)
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,

@@ -96,6 +96,15 @@ class HfRunner(Runner):
         self._slot = [*past, *row.tokens]
         return logits_RV
 
+    def release_memory(self) -> None:
+        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        import torch
+
+        self._forget()
+        self._slot = []
+        self.capacity = self.capacity._replace(cells=0)
+        torch.cuda.empty_cache()
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,

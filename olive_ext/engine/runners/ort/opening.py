@@ -16,7 +16,7 @@ import onnxruntime as ort
 from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
-from olive_ext.engine.runners.ort.head import GraphHead, Head, SeparateHead, with_head
+from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.inputs import Bias
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
@@ -149,8 +149,8 @@ class _Opener:
     def tree_attention(
         self, proto: ModelProto, spec: DecoderSpec
     ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:
-        """The graph with inputs for branches, the spec with them, and what they are; None where the model has no use
-        for them, with a note where it is the graph that cannot take them."""
+        """The graph with inputs for tree batches, the spec with them, and what they are; None where the model has no
+        use for them, with a note where it is the graph that cannot take them."""
         if self.model.scoring.value == "rows":
             return proto, spec, None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
@@ -182,7 +182,7 @@ class _Opener:
         session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
-        return session, GraphHead(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
+        return session, Head(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
 
     def _token_form(self, spec: DecoderSpec) -> TokenForm:
         """How token ids are taken, by the decoder or by the graph that embeds them."""

@@ -18,13 +18,16 @@ from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 
 logger = logging.getLogger(__name__)
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
+
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
 MEMORY_WORDS = (
     "to allocate",
@@ -132,6 +135,18 @@ class OrtRunner(Runner):
             shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
             raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
 
+    def release_memory(self) -> None:
+        """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
+        if self._parts.capture is not None:
+            self._parts.capture.forget()
+        if self._parts.encoder is not None:
+            self._parts.encoder.close()
+        else:
+            self._shrink_arena()
+        self._kv.release_memory()
+        if self._parts.shared_prefix is not None:
+            self._parts.shared_prefix.kv.release_memory()
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
@@ -152,6 +167,20 @@ class OrtRunner(Runner):
             self._parts.shared_prefix.kv.close()
         if self._parts.encoder is not None:
             self._parts.encoder.close()
+
+    def _shrink_arena(self) -> None:
+        """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An
+        encoder-decoder runs nothing without a source: its arenas keep what they have.)"""
+        if (arena := self.device.arena) is None:
+            return
+        self._kv.release_memory()
+        self.reserve(1)
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots, half as many where there is no memory for them."""

@@ -66,6 +66,11 @@ class KvStore(ABC):
     def describe(self) -> Mapping[str, Any]:
         """Which form it is, for `describe_execution`."""
 
+    def release_memory(self) -> None:
+        """Releases the memory until `reserve` allocates anew."""
+        self.close()
+        self.capacity = 0
+
     @abstractmethod
     def close(self) -> None:
         """Releases the memory."""
