@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import lm_eval
@@ -58,10 +59,7 @@ def run_tasks(
             use_cache=cache_stem,
             batch_size=settings.batch_size,
             device=settings.device,
-            random_seed=seeds.python,
-            numpy_random_seed=seeds.numpy,
-            torch_random_seed=seeds.torch,
-            fewshot_random_seed=seeds.fewshot,
+            **asdict(seeds),
         )
         if settings.apply_chat_template:
             template = lm.chat_template(True)  # empty where a server applies it, so that it is not known

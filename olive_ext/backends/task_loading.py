@@ -34,12 +34,12 @@ Declared = dict[str, Collection[str] | None]
 
 @dataclass(frozen=True)
 class Seeds:
-    """The four seeds of lm-eval, with its own defaults."""
+    """The four seeds of lm-eval, with the names that `simple_evaluate` gives them, and its defaults."""
 
-    python: int = 0
-    numpy: int = 1234
-    torch: int = 1234
-    fewshot: int = 1234
+    random_seed: int = 0
+    numpy_random_seed: int = 1234
+    torch_random_seed: int = 1234
+    fewshot_random_seed: int = 1234
 
     @classmethod
     def of(cls, seed: int | None) -> Seeds:
@@ -48,9 +48,9 @@ class Seeds:
 
     def plant(self) -> None:
         """Sets the global generators, which some tasks draw from while they load."""
-        random.seed(self.python)
-        np.random.seed(self.numpy)
-        torch.manual_seed(self.torch)
+        random.seed(self.random_seed)
+        np.random.seed(self.numpy_random_seed)
+        torch.manual_seed(self.torch_random_seed)
 
 
 class LoadedTasks:
