@@ -33,7 +33,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["requests"],
         ["step"],
-        ["oom_split", "runners.base"],
+        ["runners.base"],
         ["scheduling", "runners"],
         ["reference"],
         ["step_loop"],

@@ -11,7 +11,7 @@ from typing import Any
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, Request, Result
 from olive_ext.engine.runners.base import Runner
-from olive_ext.engine.scheduling.scoring_form import ScoringForm
+from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import RunError
 from olive_ext.model.free_memory import trim_host_memory
@@ -34,7 +34,7 @@ class Engine:
     ) -> None:
         """`chunk_size`: most tokens of a prompt in one step."""
         self.counters = Counters()
-        self._runner = runner
+        self.runner = runner
         self._tap = tap or NoTap()
         self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), self.counters)
         self._generating = self._scoring
@@ -42,11 +42,6 @@ class Engine:
             self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), self.counters)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
-
-    @property
-    def runner(self) -> Runner:
-        """Executes the steps."""
-        return self._runner
 
     @property
     def context_length(self) -> int:
@@ -79,7 +74,7 @@ class Engine:
         of it has a slot.
         """
         loop, source = self._generating, iter(items)
-        window = WINDOW_PER_SLOT * self._runner.capacity.num_slots
+        window = WINDOW_PER_SLOT * self.runner.capacity.num_slots
         with self._running():
             self._enter(loop)
             batch = _read(source, window)
@@ -98,7 +93,7 @@ class Engine:
 
     def release_memory(self) -> None:
         """`reset`, and frees what has grown with use; the next run allocates it anew."""
-        self._runner.release_memory()
+        self.runner.release_memory()
         self._tap.release_memory()
         self.reset()
         trim_host_memory()
@@ -109,13 +104,13 @@ class Engine:
             for loop in self._loops:
                 loop.close()
             self._is_closed = True
-            self._runner.close()
+            self.runner.close()
             self._tap.close()
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
-        counters = {**asdict(self.counters), "host_bytes": self._runner.host_bytes + self._tap.host_bytes}
-        return {**self._scoring.describe(), **self._runner.describe(), **self._tap.describe(), "counters": counters}
+        counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
+        return {**self._scoring.describe(), **self.runner.describe(), **self._tap.describe(), "counters": counters}
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
@@ -142,7 +137,7 @@ class Engine:
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
-        if not self._runner.residency.claim(loop):
+        if not self.runner.residency.claim(loop):
             loop.reset()
 
     @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Sampling, Source, TokenArray
+from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
 """In place of a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
@@ -98,11 +98,6 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
-    @property
-    def num_positions(self) -> int:
-        """Positions it occupies at most."""
-        return len(self.tokens)
-
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
@@ -113,20 +108,22 @@ class Sequence:
         first_score = min(self.reads, default=last)
         return min(first_score, last)
 
+    def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
+        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
 
-def draw(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
-    """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
-
-    top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
-    """
-    scaled_V = logits_V.astype(np.float64) / sampling.temperature
-    order_V = np.argsort(-scaled_V, kind="stable")
-    if sampling.top_k:
-        order_V = order_V[: sampling.top_k]
-    probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
-    probs_V /= probs_V.sum()
-    if sampling.top_p < 1.0:
-        before_V = np.cumsum(probs_V) - probs_V
-        kept = max(1, int((before_V < sampling.top_p).sum()))
-        order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
-    return int(rng.choice(order_V, p=probs_V))
+        top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
+        """
+        assert self.generation is not None
+        assert self.rng is not None
+        sampling = self.generation.sampling
+        scaled_V = logits_V.astype(np.float64) / sampling.temperature
+        order_V = np.argsort(-scaled_V, kind="stable")
+        if sampling.top_k:
+            order_V = order_V[: sampling.top_k]
+        probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
+        probs_V /= probs_V.sum()
+        if sampling.top_p < 1.0:
+            before_V = np.cumsum(probs_V) - probs_V
+            kept = max(1, int((before_V < sampling.top_p).sum()))
+            order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
+        return int(self.rng.choice(order_V, p=probs_V))

@@ -17,26 +17,17 @@ from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import ScoringGraph, TokenForm, add_scoring_head
+from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
-TOKENS_OUTPUT = "next_ids"
 ROWS_OUTPUT = "score_logits"
 
 
-def with_head(
-    proto: ModelProto,
-    spec: DecoderSpec,
-    *,
-    exposes_rows: bool = False,
-    has_rows: bool = False,
-    tokens: TokenForm | None = None,
-) -> ScoringGraph:
+def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    rows = {"exposes_rows": exposes_rows, "has_rows": has_rows}
-    return add_scoring_head(proto, spec.logits.name, **rows, tokens=tokens, keeps_layers=keeps)
+    return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
 class Head:
@@ -69,11 +60,22 @@ class Head:
         return self._kept is not None
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's."""
-        bind_indices(binding, feed, step)
+        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
+        go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
+        starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
+        indices = {
+            "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
+            "target_rows": [row for row, _ in step.targets],
+            "target_ids": [token for _, token in step.targets],
+            "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
+        }
+        for name, values in indices.items():
+            feed.bind(binding, name, np.array(values, np.int64))
+        for name in OUTPUTS:
+            binding.bind_output(name)
         self.next_ids = None
         if self._kept is not None:
-            binding.bind_output(TOKENS_OUTPUT, self._kept.kind, self._kept.index)
+            binding.bind_output(NEXT_IDS, self._kept.kind, self._kept.index)
         if self._exposed is not None:
             binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
@@ -117,21 +119,6 @@ class SeparateHead(Head):
         super().bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         return super().read(binding.get_outputs(), step)
-
-
-def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-    """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-    starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
-    indices = {
-        "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
-        "target_rows": [row for row, _ in step.targets],
-        "target_ids": [token for _, token in step.targets],
-        "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
-    }
-    for name, values in indices.items():
-        feed.bind(binding, name, np.array(values, np.int64))
-    for name in OUTPUTS:
-        binding.bind_output(name)
 
 
 def output_rows(step: Step) -> dict[str, int]:

@@ -17,7 +17,6 @@ from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
-from olive_ext.engine.runners.ort.inputs import Bias
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
@@ -27,11 +26,10 @@ from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedP
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_rewrites import with_attention_bias, with_full_length_kv
-from olive_ext.graph.cross_attention import cross_graph
+from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
 from olive_ext.graph.nodes import drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
-from olive_ext.graph.scoring_head import TokenForm, check_scoring, scoring_graph
+from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
 from olive_ext.model.decisions import ONE_BY_ONE, choose_chunk_size, choose_num_slots, suggest_genai
@@ -107,7 +105,7 @@ def _runner(
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
         encoder=opener.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,
-        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), Bias(tree.biases)) if tree else None,
+        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), tree.biases) if tree else None,
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
@@ -167,17 +165,17 @@ class _Opener:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         exposes_rows, (async_decode, _) = self.model.is_compared, self.model.overlap
-        tokens = self._token_form(spec) if async_decode else None
+        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if async_decode else None)
         logits = spec.logits
         if self.model.settings.engine.graph == "untouched":
             session = self._from_memory(proto, self.model.files.decoder, caches=_cache_names(spec))
             place, rank = self.device(session), len(logits.shape)
-            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, exposes_rows=exposes_rows, tokens=tokens)
+            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, outputs)
             head = self.helper(graph.SerializeToString())
             asked = {"exposes_rows": exposes_rows, "async_decode": async_decode}
             return session, SeparateHead(head, logits.name, place, **asked)
         is_captured = self.model.buckets.is_captured
-        scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_captured, tokens=tokens)
+        scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
         caches = _cache_names(spec)
         session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         place = self.device(session)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +16,12 @@ from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
+from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
+from olive_ext.graph.tree_attention import BiasInput
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class SharedPrefixKv:
     """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
 
     kv: ViewKv
-    bias: Bias
+    biases: Sequence[BiasInput]
 
 
 @dataclass(frozen=True)
@@ -121,19 +123,14 @@ class OrtRunner(Runner):
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
-        try:
+        shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
+        with named_ort_failures(f"on a step of {shape}"):
             for copy in step.copies:
                 self._kv.copy(copy)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
-        except Exception as error:
-            if isinstance(error, RunError) or not is_ort_error(error):
-                raise
-            kind = MemoryShortageError if is_memory_error(error) else RunError
-            shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-            raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
 
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
@@ -227,7 +224,7 @@ class OrtRunner(Runner):
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         if self._parts.shared_prefix is not None:
-            self._parts.shared_prefix.bias.bind(binding, feed, step)
+            feed.bind_biases(binding, self._parts.shared_prefix.biases, step)
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
@@ -243,9 +240,17 @@ def _grown(capacity: int, wanted: int) -> int:
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def is_ort_error(error: Exception) -> bool:
-    """ONNX Runtime raises its own classes, and RuntimeError from its allocators."""
-    return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, MemoryError))
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Turns errors of ONNX Runtime, which raises its own classes, and RuntimeError from its allocators, into
+    `MemoryShortageError` or `RunError`."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+            raise
+        kind = MemoryShortageError if is_memory_error(error) else RunError
+        raise kind(f"ONNX Runtime failed {doing}: {first_line(error)}") from error
 
 
 def is_memory_error(error: Exception) -> bool:

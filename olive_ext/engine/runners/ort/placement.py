@@ -7,7 +7,7 @@ it is bound, so that later steps would read a stale past. Knows no requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnxruntime as ort
 
@@ -53,13 +53,9 @@ def _large_nodes_elsewhere(session: ort.InferenceSession, model: ModelProto) -> 
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
     large = large_nodes(model)
-    return [(operator, large[name]) for operator, name in _nodes_on_cpu(session) if name in large]
-
-
-def _nodes_on_cpu(session: ort.InferenceSession) -> Iterator[tuple[str, str]]:
-    for part in session.get_provider_graph_assignment_info():
-        if part.ep_name == "CPUExecutionProvider":
-            yield from ((node.op_type, node.name) for node in part.get_nodes())
+    parts = session.get_provider_graph_assignment_info()
+    on_cpu = [node for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()]
+    return [(node.op_type, large[node.name]) for node in on_cpu if node.name in large]
 
 
 def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
