@@ -16,11 +16,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import Comparison
+from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.observer import Generated, Observer, score_generated
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Fields, sample_fields
@@ -46,21 +45,11 @@ class ReferenceRun:
 class Comparer:
     """One evaluation with a reference: `prepare`, `open`, run lm-eval on the opened model, `finish`, in this order."""
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        mode: Mode,
-        tasks: LoadedTasks,
-        seeds: Seeds,
-        progress: bool = False,
-        models: Models | None = None,
-    ) -> None:
-        self._config = config
+    def __init__(self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds) -> None:
+        self._models = models
         self._mode = mode
-        self._models = models or Models(config, progress)
         self._tasks = tasks
         self._seeds = seeds
-        self._progress = progress
         self._reference: ReferenceRun | None = None
         self._observer: Observer | None = None
         self._tokens_fed: int | None = None
@@ -82,7 +71,7 @@ class Comparer:
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
-            return self._models.candidate(None)
+            return self._models.candidate()
         self._observer = Observer(ReferenceScores() if self._mode == "resident" else None)
         lm: Any = self._models.candidate(self._observer)
         self._observer.classify_tokens(lm.session.tokenizer)
@@ -121,14 +110,15 @@ class Comparer:
     def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
-        results = run_tasks(lm, self._tasks, self._config, seeds=self._seeds, progress=self._progress, log_samples=True)
+        config, progress = self._models.config, self._models.progress
+        results = run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
         return ReferenceRun(results, answers, observer.generated if observer is not None else [])
 
     def _facts(self, lm: LM) -> dict[str, Any]:
-        reference = self._config.reference
+        reference = self._models.config.reference
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": self._models.reference_kind, **execution, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.other.kind, **execution, "mode": self._mode}
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}

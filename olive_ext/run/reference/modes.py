@@ -11,8 +11,8 @@ from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, Mode
-from olive_ext.run.reference.models import Models
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
@@ -37,7 +37,7 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
         mode: Mode = "answers"
     else:
         mode = mode_of(models, reference)
-    return Comparer(config, mode, tasks, seeds, models.progress, models)
+    return Comparer(models, mode, tasks, seeds)
 
 
 def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
