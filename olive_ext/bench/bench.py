@@ -21,7 +21,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import resolve
 from olive_ext.report import check_writable, write_texts
-from olive_ext.run.hardware import describe_hardware
+from olive_ext.run.machine import describe_hardware
 
 if TYPE_CHECKING:
     from olive_ext.backends.request_recorder import RecordedRequest

@@ -14,10 +14,9 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
-from olive_ext.run.hardware import describe_hardware
+from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
 from olive_ext.run.models import Models
-from olive_ext.run.peak_memory import PeakMemory
 from olive_ext.run.reference.modes import comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 

@@ -18,7 +18,7 @@ from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
-from olive_ext.run.gate import broken_bounds
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.workflow.current_run import logger, recorded_failures, running, settled
 from olive_ext.workflow.evaluator import report_folder, surfaced
 from olive_ext.workflow.handlers import tokenizer_candidates

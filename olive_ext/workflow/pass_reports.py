@@ -15,7 +15,7 @@ from typing import Any
 
 from olive_ext.errors import RequirementError
 from olive_ext.report import Report, chain_steps, from_json, print_chain, write_chain
-from olive_ext.run.gate import broken_bounds
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.workflow.current_run import Run, logger, recorded_failures, running
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.preflight import is_our_pass, parse

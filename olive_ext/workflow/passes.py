@@ -17,8 +17,8 @@ from olive_ext.errors import RequirementError
 from olive_ext.model.locate import read_outline
 from olive_ext.report import Report, write
 from olive_ext.report.page import PASSES
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
-from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.current_run import running
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
