@@ -188,7 +188,7 @@ class Bench:
             "summary": asdict(summary),
             "work": None if self._work is None else asdict(self._work),
             "growth": self._growth,
-            "runs": [run.to_json() for run in self._runs],
+            "runs": [{**asdict(run), "in_model": run.in_model} for run in self._runs],
         }
 
 

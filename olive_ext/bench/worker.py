@@ -34,9 +34,8 @@ _WARMUP_TOKENS = 8
 def perform(job: Job) -> dict[str, Any]:
     """Runs the job; returns the fields of a `Run` that this process knows. Raises whatever the backend raises."""
     if job.task == "ceiling":
-        matrices = tuple((inner, columns, number) for inner, columns, number in job.matrices)
-        opening = job.opening
-        return {"flops_per_second": measure_ceiling(matrices, opening["device"], opening["dtype"])}
+        ceiling = measure_ceiling(job.matrices, job.opening["device"], job.opening["dtype"])
+        return {"flops_per_second": ceiling}
     return _contexts(job) if job.task == "contexts" else _answer(job)
 
 
@@ -188,7 +187,9 @@ def main(result: Path) -> int:
     """Writes the run's fields to `result`, or `error`; 0 either way, unless the process dies."""
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _keep_to_processors(job.opening.get("num_threads"))
+    number = job.opening.get("num_threads")
+    if number is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     try:
         found = perform(job)
     except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
@@ -203,11 +204,6 @@ def main(result: Path) -> int:
     written.replace(result)
     sys.stdout.flush()
     os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
-
-
-def _keep_to_processors(number: int | None) -> None:
-    if number is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
 
 
 if __name__ == "__main__":

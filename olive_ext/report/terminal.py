@@ -26,7 +26,7 @@ def print_cells(table: Table, file: IO[str] | None = None) -> Console:
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=_NO_WRAP)
+        console.width = _NO_WRAP
     shown = rich_table.Table(title=Text(table.title, style="table.title"), title_justify="left")
     for head in table.heads:
         shown.add_column(head, justify="left" if head in table.texts else "right", overflow="fold")

@@ -17,7 +17,7 @@ from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
 from olive_ext.run.models import Models
-from olive_ext.run.reference.modes import comparer_of
+from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:

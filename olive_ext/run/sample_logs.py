@@ -19,22 +19,19 @@ from olive_ext.run.reference.answers import Answers, Sample, question_of, read_a
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
 
-DocumentDistances: TypeAlias = Callable[[str], Mapping[int, tuple[float, int]]]
-"""A task's mean KL in nats and number of positions, by document."""
-
 OWN = "olive_ext"
 """The line's key under which our own fields stand; everything else is lm-eval's."""
 
 _SAME = 1e-6
-_NUMBERS_OF_A_CHOICE = 2
-"""A choice's response is its log-probability and whether it was the most likely."""
 
 
 def sample_fields(
-    tasks: Mapping[str, Any], reference: Sequence[Answers] = (), by_document: DocumentDistances | None = None
+    tasks: Mapping[str, Any],
+    reference: Sequence[Answers] = (),
+    by_document: Callable[[str], Mapping[int, tuple[float, int]]] | None = None,
 ) -> Fields:
     """`question` without examples; with a reference its `reference_answer` and `reference_values` by metric; where
-    distributions were compared `kl_mean` in nats over the document's `positions`.
+    distributions were compared `kl_mean` in nats over the document's `positions`, which `by_document` gives of a task.
 
     `tasks` are lm-eval's objects by name.
     """
@@ -87,7 +84,6 @@ class LoggedTask:
 
     directions: Mapping[str, bool]
     means: tuple[str, ...]
-    multiple_input: int = 0
 
     def aggregation(self) -> dict[str, str]:
         return dict.fromkeys(self.means, "mean")
@@ -180,7 +176,8 @@ def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:
 
 
 def _response(item: Any) -> Any:
-    if isinstance(item, list) and len(item) == _NUMBERS_OF_A_CHOICE:
+    """A choice's response is its log-probability and whether it was the most likely."""
+    if isinstance(item, list) and len(item) == 2:
         return float(item[0]), item[1] == "True"
     return item
 
