@@ -21,6 +21,7 @@ from olive_ext.backends.lm_eval.instances import SLICE
 from olive_ext.bench.job import OURS, Job
 from olive_ext.bench.work import count_tokens, measure_ceiling
 from olive_ext.model.free_memory import UnmeasuredError, cuda_reader
+from olive_ext.report import write_texts
 from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
 
@@ -199,9 +200,7 @@ def main(result: Path) -> int:
 
         traceback.print_exc()
         found = {"error": one_line(error)}
-    written = result.with_suffix(".new")
-    written.write_text(json.dumps(found, default=str), encoding="utf-8")
-    written.replace(result)
+    write_texts({result: json.dumps(found, default=str)}, result.parent)
     sys.stdout.flush()
     os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
 

@@ -12,7 +12,7 @@ from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison, Flip, Outcome
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import Column, Contrast, Page, check_comparable, model_name, short_names
+from olive_ext.report.page import PASSES, Column, Contrast, Page, check_comparable, model_name, short_names
 from olive_ext.run.reference.answers import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -59,7 +59,9 @@ def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
     found = [(name, file) for text in given for name, file in _files(text)]
     reports = [_read(file) for _, file in found]
-    names = _own_names(reports) or short_names([_parts(file) for _, file in found])
+    names = [model_name(report) for report in reports if PASSES in report.model]
+    if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
+        names = short_names([_parts(file) for _, file in found])
     named = [
         Named(name or own, report, file.parent) for (name, file), own, report in zip(found, names, reports, strict=True)
     ]
@@ -67,12 +69,6 @@ def load(given: Sequence[str]) -> list[Named]:
     if twice:
         raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
-
-
-def _own_names(reports: Sequence[Report]) -> list[str]:
-    """The names of the passes of a chain, where every report has them and they differ; Olive's folders are digests."""
-    names = [model_name(report) for report in reports if "passes" in report.model]
-    return names if len(set(names)) == len(reports) else []
 
 
 def _parts(file: Path) -> tuple[str, ...]:

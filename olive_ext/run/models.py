@@ -16,15 +16,6 @@ from olive_ext.run.reference.observer import Observer
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
 
-GENERATED = "generated.jsonl"
-"""The reference's greedy generations, in the folder of its records."""
-
-
-def records_root() -> Path:
-    """`olive_ext/records` in the user's cache folder: $XDG_CACHE_HOME, else ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "olive_ext" / "records"
-
 
 class Models:
     """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate.
@@ -114,8 +105,9 @@ class Models:
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
         reference = self.config.reference
         assert reference is not None
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         record_to = {
-            "folder": reference.records_dir or str(records_root()),
+            "folder": reference.records_dir or str(Path(cache, "olive_ext", "records")),
             "top": reference.top,
             "drawn": reference.drawn,
             "seed": self.config.seed or 0,
@@ -128,7 +120,7 @@ class Models:
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        kept = KeptGenerations(self._records / GENERATED, {"model": lm.answers_key()}, observer)
+        kept = KeptGenerations(self._records / "generated.jsonl", {"model": lm.answers_key()}, observer)
         lm.observer, lm.known_answers = kept.observe, kept
         return lm
 

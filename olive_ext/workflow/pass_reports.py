@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import RequirementError
-from olive_ext.report import Report, chain_steps, from_json, print_chain, write_chain
+from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write_chain
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.workflow.current_run import Run, logger, recorded_failures, running
 from olive_ext.workflow.evaluator import surfaced
@@ -51,7 +51,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)
-        print_chain(found)
+        print_cells(chain_table(found))
     lines = broken_bounds(bounds, reports[-1].metrics)
     if lines:
         if not run.is_search:

@@ -4,8 +4,8 @@
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
 
-Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is chosen before a
-model is opened. Knows no session's inside.
+Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
+before a model is opened. Knows no session's inside.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
         return None
     _check(config, reference)
     if lm is not None or models.own.kind == "hf":
-        if _is_itself(config, reference):
+        own, other = Path(config.model.path), Path(reference.path)
+        if own == other or (own.exists() and other.exists() and own.samefile(other)):
             return None
         mode: Mode = "answers"
     else:
@@ -172,11 +173,6 @@ def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
             "'use_cache' cannot go with 'reference': answers of earlier runs come without distributions. What the "
             "reference says is kept by itself ('reference.records_dir')"
         )
-
-
-def _is_itself(config: EvaluationConfig, reference: ReferenceConfig) -> bool:
-    own, other = (Path(path) for path in (config.model.path, reference.path))
-    return own == other or (own.exists() and other.exists() and own.samefile(other))
 
 
 def _fits(*models: ResolvedModel) -> bool:
