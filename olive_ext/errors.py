@@ -45,6 +45,10 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class NonFiniteError(RunError):
+    """A model's output is NaN or infinite where a working model's is not."""
+
+
 class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
 
@@ -56,6 +60,12 @@ class SessionError(OliveExtError):
 def first_line(error: BaseException) -> str:
     """The first line of the error's message; its type where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
+
+
+def joined_lines(error: BaseException, width: int = 400) -> str:
+    """The error's whole message without line breaks, for libraries that break sentences; its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 def one_line(error: BaseException, width: int = 300) -> str:

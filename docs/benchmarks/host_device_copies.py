@@ -80,9 +80,9 @@ def _run(engine: Engine, requests: list[Request]) -> dict[str, int]:
     engine.reset()
     engine.run(requests)
     engine.reset()
-    begin, crossed = engine.counters.steps, engine.host_bytes
+    begin, crossed = engine.counters.steps, engine.runner.host_bytes
     engine.run(requests)
-    return {"begin": begin, "end": engine.counters.steps, "host_bytes": engine.host_bytes - crossed}
+    return {"begin": begin, "end": engine.counters.steps, "host_bytes": engine.runner.host_bytes - crossed}
 
 
 def _summary(folder: Path, phases: dict[str, dict[str, int]], facts: dict[str, Any], allowed: int) -> dict[str, Any]:

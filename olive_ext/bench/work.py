@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.scheduling.prefix_tree import common_prefix
-from olive_ext.engine.scheduling.sequences import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.errors import ModelError
 from olive_ext.graph.onnx_file import load_graph
 

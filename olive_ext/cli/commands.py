@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from olive_ext import __version__
@@ -23,6 +24,7 @@ COMMANDS = {
     "evaluate": "Evaluate one model with lm-eval tasks.",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
+    "evalution": "Run Evalution's suites on one model, as its YAML specification says.",
     "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
     "check": "Say what a recipe or a model resolves to, without running it.",
     "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
@@ -39,6 +41,8 @@ REPORT_HELP = (
     "or more, the first being the baseline."
 )
 BASELINE_HELP = "Name or path of the report that the others are held against; by default the first."
+SPEC_HELP = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
+RESULT_HELP = "File for the result, as JSON. Without it stdout gets it; messages and bars go to stderr."
 OUTPUT_HELP = "Folder for compare.html. Without it only the table is printed."
 COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
 
@@ -70,6 +74,8 @@ def build_parser() -> ArgumentParser:
     made["compare"].add_argument("reports", metavar="REPORT", nargs="+", help=REPORT_HELP)
     for flag, key, metavar, text in COMPARE_OPTIONS:
         made["compare"].add_argument(flag, dest=key, metavar=metavar, help=text)
+    made["evalution"].add_argument("spec", metavar="SPEC", help=SPEC_HELP)
+    made["evalution"].add_argument("--output", metavar="FILE", help=RESULT_HELP)
     made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)
@@ -119,6 +125,23 @@ def compare_command(arguments: Namespace) -> int:
     return 0
 
 
+def evalution_command(arguments: Namespace) -> int:
+    """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
+    try:
+        from olive_ext.backends.evalution import run_spec
+    except ModuleNotFoundError as error:
+        if error.name != "evalution":
+            raise
+        raise ConfigError("Evalution is not installed: pip install 'olive-ext[evalution]'") from error
+
+    text = json.dumps(run_spec(Path(arguments.spec)), indent=2) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    return 0
+
+
 def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to; raises `ConfigError` that names all problems where there are any."""
     from olive_ext.check import check_model, check_recipe
@@ -146,6 +169,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,
+    "evalution": evalution_command,
     "check": check_command,
     "schema": schema_command,
 }

@@ -1,5 +1,7 @@
-"""Cuts a step in two where memory does not suffice for all of it. What is wanted of a step comes in the order of its
-rows, so the halves' outputs one behind the other are the step's."""
+"""Cuts a step in two where memory does not suffice for all of it. Knows no runner.
+
+The scores of a step come in the order of its rows, so the halves' outputs one behind the other are the step's.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,11 @@ import numpy as np
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
 
 
-def num_tokens(step: Step) -> int:
-    """Tokens of all rows."""
-    return sum(len(row.tokens) for row in step.rows)
-
-
 def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
     """Two steps that do what `step` does, behind its copies and moves; None where it cannot be cut."""
     if step.first_cell is None and len(step.rows) > 1:
         return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
-    half = num_tokens(step) // 2
+    half = step.num_tokens // 2
     if half == 0:
         return None
     place = 0
@@ -30,7 +27,7 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:
-    """The outputs of two halves as one, but for rows of logits, which only the runner's own wrapper uses."""
+    """The outputs of two halves as one, but for rows of logits, which only a tap reads."""
     notes, more = first.notes_T, second.notes_T
     return StepOutput(
         np.concatenate([first.target_logprobs, second.target_logprobs]),
@@ -43,12 +40,12 @@ def joined(first: StepOutput, second: StepOutput) -> StepOutput:
 def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
     """Cuts before token `offset` of row `place`."""
     row = step.rows[place]
-    head, tail = step.rows[:place], step.rows[place:]
+    before, tail = step.rows[:place], step.rows[place:]
     if offset:
-        head = (*head, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
+        before = (*before, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
         tail = (_rest(step, place, offset), *tail[1:])
     cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
-    fed = sum(len(before.tokens) for before in head)
+    fed = sum(len(earlier.tokens) for earlier in before)
     second = Step(
         tail,
         tuple(
@@ -60,7 +57,7 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
         first_cell=None if step.first_cell is None else step.first_cell + fed,
     )
     first = Step(
-        head,
+        before,
         step.logits_rows[:cut],
         tuple((index, token) for index, token in step.targets if index < cut),
         tuple(index for index in step.samples if index < cut),

@@ -1,15 +1,18 @@
-"""Opens an engine on a resolved model, with the library that its runtime names. Knows no settings and no text."""
+"""Opens a resolved model with the library that its runtime names, and makes the engine. Knows no text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.reference.tap import Tap
+from olive_ext.engine.runners.base import OpenedRunner
+from olive_ext.engine.scheduling.scoring_form import ScoringForm
 from olive_ext.model import ResolvedModel
 
 
-def open_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:
-    """An engine for the decoder of `model`, which closing it releases.
+def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+    """A runner of the decoder of `model`.
 
     Each library is imported where it is needed. Raises `ModelError` for a model that cannot be scored or run,
     `ProviderError` for a provider that does not come up, and `ConfigError` for settings that the runtime cannot keep.
@@ -17,13 +20,25 @@ def open_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> 
     """
     runtime, _ = model.runtime
     if runtime == "transformers":
-        from olive_ext.engine.runners.hf.hf_runner import open_hf_engine
+        from olive_ext.engine.runners.hf.hf_runner import open_hf_runner
 
-        return open_hf_engine(model)
+        return open_hf_runner(model)
     if runtime == "genai":
-        from olive_ext.engine.runners.genai.genai_model import open_genai_engine
+        from olive_ext.engine.runners.genai.genai_model import open_genai_runner
 
-        return open_genai_engine(model, profile_prefix=profile_prefix)
-    from olive_ext.engine.runners.ort.opening import open_ort_engine
+        return open_genai_runner(model, profile_prefix)
+    from olive_ext.engine.runners.ort.opening import open_ort_runner
 
-    return open_ort_engine(model, profile_prefix=profile_prefix)
+    return open_ort_runner(model, profile_prefix)
+
+
+def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
+    """The engine of an opened model, which closing it releases. Where steps of its own runtime are scored alone, only
+    ONNX Runtime's are worth a measurement."""
+    is_measurable = model.runtime[0] == "onnxruntime" or tap is not None
+    return Engine(*opened, ScoringForm.of(model.settings.engine) if is_measurable else ScoringForm(), tap)
+
+
+def open_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:
+    """An engine without a tap; errors as in `open_runner`."""
+    return engine_on(open_runner(model, profile_prefix), model)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from olive_ext.errors import OliveExtError
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
+TokenArray = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,7 +39,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens wanted behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
     `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True.
     """
@@ -50,7 +52,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Source:
-    """What an encoder is given: token ids [S] (integers), or features without a batch axis (floating point).
+    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
 
     Two are equal when their content is.
     """
@@ -67,10 +69,9 @@ class Source:
         object.__setattr__(self, "key", digest.hexdigest())
 
 
-def refuse_source(source: Source | None) -> None:
-    """Raises for a source that is meant for a model without an encoder."""
-    if source is not None:
-        raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
+def source_key(source: Source | None) -> str:
+    """The digest of a source; empty where there is none."""
+    return "" if source is None else source.key
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ class Result:
     is_greedy: tuple[bool, ...] = ()
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
+    stop_id: int | None = None
+    """The stop id that ended the generation, where one did."""
+
     notes: Notes | None = field(default=None, compare=False)
     """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
 
@@ -138,3 +142,35 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
     fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
     return Compared(**fields, targets=targets, positions=positions)
+
+
+def common_prefix(left: TokenArray, right: TokenArray) -> int:
+    """Number of leading tokens that are equal."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+@dataclass
+class Counters:
+    """What has been requested, fed and shared since an engine was opened."""
+
+    requests: int = 0
+    tokens_naive: int = 0
+    tokens_distinct: int = 0
+    tokens_generated: int = 0
+    tokens_fed: int = 0
+    steps: int = 0
+    idle_rows: int = 0
+    steps_ahead: int = 0
+    """Overlapped steps: those that began before the step before them had been read."""
+
+    rows_dropped: int = 0
+    """Rows of overlapped steps whose sequence turned out to have ended."""
+
+    prefix_hits: int = 0
+    tokens_reused: int = 0
+    copies: int = 0
+    moves: int = 0
+    steps_halved: int = 0

@@ -5,16 +5,15 @@ Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import Notes, Source
-from olive_ext.model.types import SourceKind
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -47,12 +46,16 @@ class Copy:
 
 
 SHARED_PREFIX = -1
-"""The slot whose steps hold branches."""
+"""The slot of a tree batch's rows: the shared-prefix cache."""
+
+FIRST_CELL = 1
+"""Cell 0 of the shared-prefix cache is never seen: behind no past at all, GroupQueryAttention counts positions by
+itself."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """The trunk's cells `source_N` are copied to cells `target` and following before the rows run."""
+    """Cells `source_N` of the shared-prefix cache are copied to cells `target` and following before the rows run."""
 
     source_N: CellArray
     target: int
@@ -66,23 +69,23 @@ class Row:
     past: int
     tokens: tuple[int, ...]
     is_checkpoint: bool = False
-    """What is resident after these tokens is kept, for other sequences to go on from."""
+    """The slot's content after these tokens is kept, for other sequences to go on from."""
 
     source: Source | None = None
-    """What the encoder of an encoder-decoder has been given; the same for all that is resident in the slot."""
+    """The input of an encoder-decoder's encoder; the same for all that is resident in the slot."""
 
     cells_P: CellArray | None = None
-    """Of a branch: where in the trunk each of the `past` positions lies. None where position and cell are one."""
+    """Of a row of a tree batch: the cell of each of the `past` positions. None where position and cell are one."""
 
 
 @dataclass(frozen=True)
 class LogitsRow:
-    """The row and the offset in its tokens whose next-token distribution is asked for."""
+    """A position whose next-token distribution is read: a row of the step, and the offset in its tokens."""
 
     row: int
     offset: int
     record: int = -1
-    """Number of the reference's record of that distribution, where there are records."""
+    """Number of that distribution in the reference log-prob cache, where one is read."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,18 @@ class Step:
     copies: tuple[Copy, ...] = ()
     moves: tuple[Move, ...] = ()
     first_cell: int | None = None
-    """Of branches: the cell that the first row's first token goes into; the others follow. None for other steps."""
+    """Of a tree batch: the cell of the first row's first token; the other tokens follow it. None for other steps."""
 
     width: int | None = None
-    """Positions that the inputs speak of where that is more than the rows have: those behind them are masked."""
+    """Positions that masks and caches have where these are more than the rows': what is behind the rows is masked."""
 
     uses_previous_tokens: bool = False
-    """The rows' tokens are those that the step before found, row by row; what stands in them is a placeholder."""
+    """The rows are fed with the greedy tokens of the step before, row by row; `tokens` are placeholders."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(len(row.tokens) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -114,78 +122,32 @@ class StepOutput:
     greedy_ids: IntArray
     sample_logits_KV: FloatArray
     logits_RV: Any = None
-    """The logits rows' logits in fp32, where the runner exposes them: an OrtValue on its device, or a numpy array. One
+    """The logits rows' logits in fp32, where the runner returns them: an OrtValue on its device, or a numpy array. One
     row, which means nothing, where there are no logits rows."""
 
     notes_T: Notes | None = None
-    """What the runner notes of each target beside its score."""
-
-
-class Runner(Protocol):
-    """Executes steps over `num_slots` KV slots of `capacity` positions each."""
+    """What a tap notes of each target."""
 
     @property
-    def batching(self) -> Batching: ...
+    def scores_nbytes(self) -> int:
+        """Bytes of the scores, the greedy tokens and the sampled rows."""
+        return self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
 
-    @property
-    def can_rewind(self) -> bool:
-        """Whether a slot can be cut back to any position, or only to those that were kept as checkpoints."""
-        ...
 
-    @property
-    def chunked_prefill(self) -> bool:
-        """Whether an input may be fed in several steps, or go on from what another has computed. Where it may not,
-        `batching` is SINGLE."""
-        ...
-
-    @property
-    def async_decode(self) -> bool:
-        """Whether it takes steps that follow the one before, whose greedy tokens it keeps."""
-        ...
-
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def has_tree_batches(self) -> bool:
-        """Whether a step may hold branches."""
-        ...
-
-    @property
-    def shared_prefix_capacity(self) -> int:
-        """Cells of the trunk."""
-        ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes that have crossed from the device to the host so far."""
-        ...
-
-    @property
-    def source_kind(self) -> SourceKind | None:
-        """What the encoder takes; None where there is none."""
-        ...
-
-    def check_source(self, source: Source | None) -> None:
-        """Raises `OliveExtError` where a request cannot have this source, or needs one."""
-        ...
-
-    def reserve(self, positions: int) -> None:
-        """Makes every slot hold `positions`; what is resident is lost when that changes `capacity`."""
-        ...
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        """Makes the trunk hold `cells`; what is resident is lost when that changes `shared_prefix_capacity`."""
-        ...
-
-    def run(self, step: Step) -> StepOutput: ...
-
-    def describe(self) -> Mapping[str, Any]: ...
-
-    def close(self) -> None: ...
+def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """[1, 1, S, T], S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's past,
+    within the window. Cells behind the token itself count as seen: attention hides those."""
+    num_tokens = sum(len(row.tokens) for row in rows)
+    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
+    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
+    start = 0
+    for row in rows:
+        stop = start + len(row.tokens)
+        assert row.cells_P is not None
+        visible_ST[start:stop, row.cells_P] = True
+        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
+        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
+        start = stop
+    if window is not None:
+        visible_ST &= positions_T[first_cell:, None] - positions_T < window
+    return visible_ST[None, None]

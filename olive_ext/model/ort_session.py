@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EngineConfig, ExecutionSettings
-from olive_ext.errors import ModelError, OliveExtError, ProviderError
+from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import plugin_devices
 from olive_ext.model.types import Provider
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ERRORS_ONLY = 3
-_REASON_CHARS = 400
 _DEFAULTS = ExecutionSettings()
 
 
@@ -73,6 +72,7 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
@@ -139,9 +139,7 @@ def _check_all_used(session: Any, providers: Sequence[Provider], name: str) -> N
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
     """Distinguishes a provider's failure from the model's by ONNX Runtime's words, which has no type for it."""
-    reason = " ".join(str(error).split())
-    if len(reason) > _REASON_CHARS:
-        reason = reason[:_REASON_CHARS] + " ..."
+    reason = joined_lines(error)
     others = ", ".join(provider.name for provider in providers if provider.name != CPU)
     says_provider = "provider" in reason.replace(name, "").lower()
     if others and (says_provider or type(error).__name__ in ("EPFail", "ValueError")):

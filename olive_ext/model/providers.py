@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ExecutionSettings
-from olive_ext.errors import ProviderError
+from olive_ext.errors import ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
 
@@ -116,7 +116,7 @@ def register_libraries(libraries: Mapping[str, str]) -> None:
         except Exception as error:
             # A library that found no device leaves no trace to look up before, only this refusal.
             if "already registered" not in str(error):
-                raise ProviderError(f"provider library '{name}' = '{place}': {' '.join(str(error).split())}") from error
+                raise ProviderError(f"provider library '{name}' = '{place}': {joined_lines(error)}") from error
 
 
 def plugin_devices() -> dict[str, Any]:

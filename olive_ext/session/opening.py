@@ -13,13 +13,14 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Records
-from olive_ext.session.session import Session, TokenEngine
+from olive_ext.session.session import Session
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from olive_ext.engine.engine import Engine
+    from olive_ext.engine.reference.tap import Tap
+    from olive_ext.engine.runners.base import OpenedRunner
 
 Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
 """A model to compare with: its path or settings, itself, or the records of what it said."""
@@ -80,7 +81,7 @@ def open_model(
     if not isinstance(reference, ResolvedModel):
         assert reference is not None
         reference = resolve(model.settings.of_reference(reference))
-    return reference_session.open_beside(model, reference)
+    return reference_session.open_resident(model, reference)
 
 
 def _refuse_both(reference: object, record_to: object) -> None:
@@ -93,7 +94,7 @@ class Parts:
     """An open model, not yet a session."""
 
     model: ResolvedModel
-    engine: Engine
+    opened: OpenedRunner
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     encoding: Encoding | None
@@ -103,12 +104,14 @@ class Parts:
         """The model as the user named it, for errors."""
         return self.model.settings.model
 
-    def session(self, engine: TokenEngine | None = None, **arguments: Any) -> Session:
-        """A session over these parts, or over another engine that uses them."""
+    def session(self, tap: Tap | None = None, **arguments: Any) -> Session:
+        """A session over these parts; `tap` notes what is scored."""
+        from olive_ext.engine.opening import engine_on
+
         name = str(self.model.files.decoder) if self.model.kind == "onnx" else self.name
         facts = {"model": name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
         return Session(
-            engine or self.engine,
+            engine_on(self.opened, self.model, tap),
             self.tokenizer,
             stop_ids=self.stop_ids,
             facts=facts,
@@ -119,17 +122,16 @@ class Parts:
 
 
 def open_parts(model: ResolvedModel) -> Parts:
-    """Tokenizer, stop tokens and engine of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    from olive_ext.engine.opening import open_engine
+    """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
+    from olive_ext.engine.opening import open_runner
 
     files, settings = model.files, model.settings
     tokenizer = load_tokenizer(
         files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
     )
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
-    engine = open_engine(model)
-    if engine.source_kind is None:
-        return Parts(model, engine, tokenizer, stop_ids, None)
-    takes_features = engine.source_kind is SourceKind.FEATURES
-    start = read_start(files.directory, files.genai_config)
-    return Parts(model, engine, tokenizer, stop_ids, Encoding(takes_features, start))
+    opened = open_runner(model)
+    kind = opened.runner.traits.source_kind
+    start = read_start(files.directory, files.genai_config) if kind is not None else None
+    encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
+    return Parts(model, opened, tokenizer, stop_ids, encoding)

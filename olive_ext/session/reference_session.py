@@ -1,22 +1,21 @@
-"""Opens sessions that compare: beside an open reference, against the records of one, or making these records."""
+"""Opens sessions with a reference: a resident one, the records of one, or a model whose distributions are recorded.
+
+Chooses the engine's tap. Knows no step and no graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from olive_ext.config import EngineConfig, Strict
-from olive_ext.engine.engine import Engine
-from olive_ext.engine.reference.kernels import refuse_other_vocabulary
-from olive_ext.engine.reference.placement import divergence_of, vocab_size_of
-from olive_ext.engine.reference.recorded import RecordedRunner, RecordingRunner
-from olive_ext.engine.reference.resident import PairRunner
-from olive_ext.engine.reference.scorers import ComparingEngine, RecordedScorer, RecordingScorer, SharingEngine, Turns
-from olive_ext.engine.scheduling.scoring_form import ScoringSteps, pinned_size
-from olive_ext.engine.step import Runner
+from olive_ext.config import Strict
+from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Form, Records
 from olive_ext.session.opening import Parts, open_parts
@@ -48,81 +47,54 @@ class RecordSettings(Strict):
         return cls.parse({**given, "folder": str(given.get("folder"))}, where="record_to")
 
 
-def open_beside(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
+def open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
     """Both models resident. Closing the session closes both, and `Session.reference`."""
-    reference = _open(reference_model)
-    try:
-        own = _open(model)
-    except BaseException:
-        reference.engine.close()
-        raise
-    try:
-        refuse_other_tokenizer(
-            tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer), reference.name, own.name
-        )
-        refuse_other_vocabulary(vocab_size_of(reference.engine), vocab_size_of(own.engine))
-        pair = PairRunner(own.engine.runner, reference.engine.runner, divergence_of(own.engine.runner))
-    except BaseException:
-        own.engine.close()
-        reference.engine.close()
-        raise
-    turns = Turns()
-    chunk_size = min(own.engine.chunk_size, reference.engine.chunk_size)
-    compared = _beside(own, pair, turns, chunk_size, model.settings.engine)
-    session = own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, compared))
-    session.reference = reference.session(SharingEngine(reference.engine, turns), beside=session)
+    with ExitStack() as on_failure:
+        reference = _open(reference_model, on_failure)
+        own = _open(model, on_failure)
+        traits = tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer)
+        refuse_other_tokenizer(*traits, reference.name, own.name)
+        refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
+        tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner))
+        on_failure.pop_all()
+    session = own.session(tap)
+    session.reference = reference.session(beside=session)
     return session
 
 
 def open_recording(model: ResolvedModel, record_to: str | Path | Mapping[str, Any]) -> Session:
-    """The model is a reference: what it says of what is scored is recorded in `record_to`, a folder or the keys of
-    `RecordSettings`."""
+    """The model is a reference: the distributions that targets are scored with are recorded in `record_to`, a folder or
+    the keys of `RecordSettings`."""
     wanted = RecordSettings.of(record_to)
-    own = _open(model)
-    try:
-        runner = own.engine.runner
-        form = Form.choose(vocab_size_of(own.engine), wanted.top, wanted.drawn, wanted.seed)
+    with ExitStack() as on_failure:
+        own = _open(model, on_failure)
+        form = Form.choose(vocab_size_of(own.opened.runner), wanted.top, wanted.drawn, wanted.seed)
         records = Records.write(wanted.folder, form, facts_of(own))
-    except BaseException:
-        own.engine.close()
-        raise
-    turns = Turns()
-    recording = RecordingRunner(runner, records, divergence_of(runner))
-    compared = _beside(own, recording, turns, own.engine.chunk_size, model.settings.engine)
-    scorer = RecordingScorer(compared, records)
-    return own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, scorer), records=records)
+        on_failure.pop_all()
+    return own.session(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
 
 
 def open_recorded(model: ResolvedModel, records: Records) -> Session:
     """The model is a candidate for the reference that `records` are of."""
-    own = _open(model)
-    try:
+    with ExitStack() as on_failure:
+        own = _open(model, on_failure)
         traits = tokenizer_traits(own.tokenizer)
         refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
-        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.engine))
-        runner = RecordedRunner(own.engine.runner, records, divergence_of(own.engine.runner))
-    except BaseException:
-        own.engine.close()
-        raise
-    turns = Turns()
-    compared = _beside(own, runner, turns, own.engine.chunk_size, model.settings.engine)
-    return own.session(ComparingEngine(SharingEngine(own.engine, turns), compared, RecordedScorer(compared, records)))
-
-
-def _open(model: ResolvedModel) -> Parts:
-    """The model's parts; its rows of logits stay where they are computed."""
-    return open_parts(model.with_reference())
+        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.opened.runner))
+        on_failure.pop_all()
+    return own.session(ReadingTap(records, Divergence.at(own.opened.runner)))
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
     """What decides a model's numbers, JSON-ready: records are found by it."""
-    execution = parts.engine.describe()
+    execution = parts.opened.runner.describe()
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
     return {"model": digest, "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
 
 
-def _beside(own: Parts, runner: Runner, turns: Turns, chunk_size: int, config: EngineConfig) -> SharingEngine:
-    """An engine over `runner` that counts for `own`'s, too."""
-    steps = ScoringSteps(runner, pinned_size(config, chunk_size))
-    return SharingEngine(Engine(runner, chunk_size, steps, own.engine.counters), turns)
+def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:
+    """The model's parts; its logits rows stay where they are computed. Closed where what follows fails."""
+    parts = open_parts(model.with_reference())
+    on_failure.callback(parts.opened.runner.close)
+    return parts

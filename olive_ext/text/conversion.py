@@ -140,7 +140,7 @@ def convert_generation(
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         (result,) = results
-        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason)
+        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason, result.stop_id)
 
     return Converted((Request(kept, generation=generation, source=source),), output, len(kept) < len(tokens))
 

@@ -12,9 +12,9 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
-from olive_ext.engine.runners.bucket_trial import with_buckets
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
+from olive_ext.engine.runners.trials import with_buckets
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.onnx_file import load_graph

@@ -13,8 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import FinishReason, Request, Result
-from olive_ext.engine.scheduling.counters import Counters
+from olive_ext.engine.requests import Counters, FinishReason, Request, Result
 from olive_ext.session import Session
 from tests.text.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
 
@@ -101,7 +100,7 @@ class ForwardEngine:
                 row = _logprobs((*request.tokens, *made))[-1] / wanted.sampling.temperature
                 token = int(torch.multinomial(row.softmax(0), 1, generator=generator))
             if token in wanted.stop_ids:
-                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID)
+                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID, stop_id=token)
             made.append(token)
             if wanted.is_finished is not None and wanted.is_finished(made):
                 return Result(tokens=tuple(made), finish_reason=FinishReason.STOPPED)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.runners.ort.attention_trial import SHORT_STEP, attends_to_long_steps, choose_chunk_size
 from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.trials import SHORT_STEP, attends_to_long_steps, fitting_attention
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers
 from olive_ext.model.decoder_spec import read_spec
@@ -68,7 +68,7 @@ def test_the_cpu_passes() -> None:
 def test_only_a_webgpu_device_that_fails_gets_short_steps(
     kind: str, chunk_size: int, num_right: int, expected: int
 ) -> None:
-    found, notes = choose_chunk_size(chunk_size, Device(kind), _spec(), lambda graph: FakeAttention(num_right))
+    found, notes = fitting_attention(chunk_size, Device(kind), _spec(), lambda graph: FakeAttention(num_right))
     assert found == expected
     assert bool(notes) is (expected != chunk_size)
 

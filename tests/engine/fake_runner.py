@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from olive_ext.engine.oom_split import num_tokens
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
+from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 
@@ -36,11 +36,14 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
     return log_softmax(logits_of(prefix, source))
 
 
-class FakeRunner:
+class FakeRunner(Runner):
     """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows.
 
     With `async_decode` it takes steps that follow; `steps` holds them with the tokens that were fed.
     """
+
+    host_bytes = 0
+    capacity = Capacity(0)
 
     def __init__(
         self,
@@ -53,38 +56,32 @@ class FakeRunner:
         has_tree_batches: bool = False,
         async_decode: bool = False,
     ) -> None:
-        self.async_decode = async_decode
+        super().__init__(Traits(context_length, batching, can_rewind, chunked_prefill, async_decode, has_tree_batches))
+        self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
-        self.has_tree_batches = has_tree_batches
-        self.shared_prefix_capacity = 0
         self._cells: list[tuple[int, int]] = []
-        self.can_rewind = can_rewind
-        self.chunked_prefill = chunked_prefill
-        self.source_kind = None
         self._forks: list[set[int]] = []
         self._ends: list[int] = []
-        self.num_slots = num_slots
-        self.batching = batching
-        self.capacity = 0
-        self.context_length = context_length
-        self.host_bytes = 0
         self.steps: list[Step] = []
         self._kv: list[list[int]] = []
         self._behind: list[list[Source | None]] = []
 
-    def reserve(self, positions: int) -> None:
-        if positions > self.capacity:
-            self.capacity = positions
-            self._kv = [[GARBAGE] * positions for _ in range(self.num_slots)]
-            self._behind = [[None] * positions for _ in range(self.num_slots)]
-            self._forks = [{0} for _ in range(self.num_slots)]
-            self._ends = [0] * self.num_slots
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        if cells > self.shared_prefix_capacity:
-            self.shared_prefix_capacity = cells
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        if positions > self.capacity.positions:
+            num_slots = self.capacity.num_slots
+            self.capacity = self.capacity._replace(positions=positions)
+            self._kv = [[GARBAGE] * positions for _ in range(num_slots)]
+            self._behind = [[None] * positions for _ in range(num_slots)]
+            self._forks = [{0} for _ in range(num_slots)]
+            self._ends = [0] * num_slots
+        if cells > self.capacity.cells:
+            self.capacity = self.capacity._replace(cells=cells)
             self._cells = [(GARBAGE, GARBAGE)] * cells
+
+    def release_memory(self) -> None:
+        self.capacity = Capacity(self.capacity.num_slots)
+        self._kv, self._behind, self._forks, self._ends, self._cells = [], [], [], [], []
 
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
@@ -101,7 +98,7 @@ class FakeRunner:
         kept, self._kept = self._kept, None
         if not step.uses_previous_tokens:
             return step
-        assert self.async_decode
+        assert self.traits.async_decode
         assert kept is not None
         rows = tuple(replace(row, tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
         return replace(step, rows=rows)
@@ -113,7 +110,7 @@ class FakeRunner:
         if step.first_cell is not None:
             return self._answer(step, self._run_branches(step, step.first_cell))
         for row in step.rows:
-            assert row.past + len(row.tokens) <= self.capacity
+            assert row.past + len(row.tokens) <= self.capacity.positions
             self._advance(row)
             self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
             self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
@@ -140,7 +137,7 @@ class FakeRunner:
 
     def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
-        assert self.has_tree_batches
+        assert self.traits.tree_batches
         assert first_cell >= 1  # cell 0 is never seen
         cell = first_cell
         seen = []
@@ -155,14 +152,14 @@ class FakeRunner:
             cells = [self._cells[place] for place in (*row.cells_P, *new)]
             assert [position for _, position in cells] == list(range(len(cells)))
             seen.append([token for token, _ in cells])
-        assert cell <= self.shared_prefix_capacity
+        assert cell <= self.capacity.cells
         return seen
 
     def _answer(self, step: Step, seen: Sequence[Sequence[int]]) -> StepOutput:
         """What the head reads, of the tokens that each row sees."""
         prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.logits_rows]
         of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.logits_rows, strict=True)]
-        if not self.async_decode:  # else idle rows are read, too
+        if not self.traits.async_decode:  # else idle rows are read, too
             assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
@@ -184,7 +181,7 @@ class FakeRunner:
 
     def _check_resumable(self, slot: int, length: int) -> None:
         """A state that cannot be cut goes on only from where it stands, or from a fork that was kept."""
-        assert self.can_rewind or length == self._ends[slot] or length in self._forks[slot]
+        assert self.traits.can_rewind or length == self._ends[slot] or length in self._forks[slot]
 
     def describe(self) -> dict[str, object]:
         return {}
@@ -198,14 +195,14 @@ class FakeRunner:
         assert 0 not in lengths
         if step.first_cell is not None:
             return
-        assert self.batching is Batching.PACKED or len(slots) == 1 or lengths == {1}
+        assert self.traits.batching is Batching.PACKED or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
-        if self.batching is Batching.SINGLE:
+        if self.traits.batching is Batching.SINGLE:
             assert len(slots) == 1
-        if self.batching is Batching.RANGE:
+        if self.traits.batching is Batching.RANGE:
             assert slots == list(range(slots[0], slots[-1] + 1))
-        if self.batching is Batching.POOL:
-            assert len(slots) == 1 or slots == list(range(self.num_slots))
+        if self.traits.batching is Batching.POOL:
+            assert len(slots) == 1 or slots == list(range(self.capacity.num_slots))
 
 
 class ShortRunner(FakeRunner):
@@ -214,7 +211,7 @@ class ShortRunner(FakeRunner):
     most = 3
 
     def _execute(self, step: Step) -> StepOutput:
-        if num_tokens(step) > self.most:
+        if step.num_tokens > self.most:
             self._prepare(step)
             raise MemoryShortageError("planted")
         return super()._execute(step)
@@ -228,17 +225,18 @@ def oracle(request: Request) -> Result:
     greedy = tuple(int(logits_of(tokens[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))
     if request.generation is None:
         return Result(logprobs, greedy)
-    generated, reason = _generate(tokens, request.generation, source)
-    return Result(logprobs, greedy, tuple(generated), reason)
+    return Result(logprobs, greedy, *_generate(tokens, request.generation, source))
 
 
-def _generate(tokens: list[int], generation: Generation, source: Source | None) -> tuple[list[int], FinishReason]:
+def _generate(
+    tokens: list[int], generation: Generation, source: Source | None
+) -> tuple[tuple[int, ...], FinishReason, int | None]:
     generated: list[int] = []
     while len(generated) < generation.max_new_tokens:
         token = int(logits_of(tokens + generated, source).argmax())
         if token in generation.stop_ids:
-            return generated, FinishReason.STOP_ID
+            return tuple(generated), FinishReason.STOP_ID, token
         generated.append(token)
         if generation.is_finished and generation.is_finished(generated):
-            return generated, FinishReason.STOPPED
-    return generated, FinishReason.LENGTH
+            return tuple(generated), FinishReason.STOPPED, None
+    return tuple(generated), FinishReason.LENGTH, None

@@ -57,11 +57,11 @@ def test_missing_genai_names_what_to_install() -> None:
         "import sys; sys.modules['onnxruntime_genai'] = None\n"
         "from pathlib import Path\n"
         "from olive_ext.config import ModelSettings\n"
-        "from olive_ext.engine.runners.genai.genai_model import open_genai_engine\n"
+        "from olive_ext.engine.runners.genai.genai_model import open_genai_runner\n"
         "from olive_ext.model import ModelFiles, Provider, ResolvedModel\n"
         "files = ModelFiles(Path('m.onnx'), Path('.'), {'model': {'decoder': {'filename': 'm.onnx'}}}, {}, '.')\n"
         "settings, came_up = ModelSettings(model='m.onnx'), (Provider('CPUExecutionProvider', 'cpu'),)\n"
-        "open_genai_engine(ResolvedModel(settings, 'onnx', '', files, came_up=came_up))\n"
+        "open_genai_runner(ResolvedModel(settings, 'onnx', '', files, came_up=came_up))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "ProviderError: this model needs onnxruntime-genai" in done.stderr

@@ -16,11 +16,11 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
+    handler_of,
     hf_config,
     label,
     onnx_config,
     open_baseline,
-    resolve,
     text_decoder,
     torch_device,
 )
@@ -117,7 +117,7 @@ def test_composite_models_decoder_is_the_component_with_logits(package: Path, tm
     other.mkdir()
     _no_logits(other / "model.onnx")
     model = CompositeModelHandler([handler(other), handler(package)], ["embedding", "anything"])
-    kind, decoder = resolve(model)
+    kind, decoder = handler_of(model)
     assert (kind, Path(decoder.model_path)) == ("onnx", package / "model.onnx")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
+from typing_extensions import Self
 
-from olive_ext.config import OpenSettings
+from olive_ext.config import ModelSettings, OpenSettings
 from olive_ext.config.base import Int, PositiveInt
 from olive_ext.errors import ConfigError
+from olive_ext.model import ResolvedModel, resolve
 
 _TEXT = {"add_bos_token", "prefix_token_id"}
 """Settings that only say how `OrtLM` encodes texts: they open no model."""
@@ -61,6 +64,20 @@ class OrtLMArguments(OpenSettings):
     @classmethod
     def _read_number(cls, value: Any) -> Any:
         return _number(value)
+
+    @classmethod
+    def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any]) -> Self:
+        """From what `OrtLM` is called with. Raises `ConfigError`."""
+        path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
+        return cls.parse({"pretrained": path, **arguments}, where="OrtLM")
+
+    def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:
+        """What `session.opening.open_model` takes. A model of which only the path is known is looked for."""
+        if isinstance(pretrained, ResolvedModel):
+            model = pretrained.patched(self.opening())
+        else:
+            model = resolve(ModelSettings(model=str(pretrained), **self.opening()))
+        return model, self.reference, self.record_to
 
     def check(self, *, has_session: bool) -> None:
         """Raises `ConfigError` for arguments that contradict each other."""

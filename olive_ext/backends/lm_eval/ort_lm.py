@@ -31,9 +31,8 @@ from olive_ext.backends.lm_eval.instances import (
 )
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.pair_encoding import CompletePairs
-from olive_ext.config import ModelSettings
 from olive_ext.errors import SessionError, TaskError
-from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
@@ -66,19 +65,17 @@ class OrtLM(CompletePairs):
         self.observer = observer or ignore_output
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
-        path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
-        given = OrtLMArguments.parse({"pretrained": path, **arguments}, where="OrtLM")
+        given = OrtLMArguments.of(pretrained, arguments)
         given.check(has_session=session is not None)
         self._arguments = given
         self._owns_session = session is None
-        self._session: Session | None = session or _open(pretrained, given)
+        self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
         if self._encoding is not None:
             self._refuse_features()
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
-        self.resolved = self._session.model
-        """The opened model, resolved; None around an engine that a caller made."""
-
+        self.resolved = self._session.model  # None around an engine that a caller made, which counts as "onnx"
+        self.kind = "onnx" if self.resolved is None else self.resolved.kind
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -92,11 +89,6 @@ class OrtLM(CompletePairs):
         if self._session is None:
             raise SessionError("the model is closed: open it again")
         return self._session
-
-    @property
-    def kind(self) -> str:
-        """ "onnx" or "hf": what the opened model is; an engine that a caller made counts as "onnx"."""
-        return "onnx" if self.resolved is None else self.resolved.kind
 
     def over(self, session: Session, observer: Observer | None = None) -> Self:
         """A model that asks the open `session` as this one asks its own, with this one's tokenizer."""
@@ -306,12 +298,3 @@ class OrtLM(CompletePairs):
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
-
-
-def _open(pretrained: str | ResolvedModel | None, given: OrtLMArguments) -> Session:
-    """The session on a model, which is looked for where it is not resolved yet."""
-    if isinstance(pretrained, ResolvedModel):
-        model = pretrained.patched(given.opening())
-    else:
-        model = resolve(ModelSettings(model=str(pretrained), **given.opening()))
-    return open_model(model, given.reference, given.record_to)

@@ -6,17 +6,23 @@ Axes: R rows, V vocabulary, N tokens of a record.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.base import Runner
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.engine.runners.ort.ort_runner import is_memory_error, is_ort_error
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error, is_ort_error
+from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, MemoryShortageError, RunError, first_line
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
+from olive_ext.model import open_session, resolve_providers
+from olive_ext.model.types import SourceKind
 from olive_ext.records import Form
 
 LogitRows: TypeAlias = "ort.OrtValue | npt.NDArray[np.float32]"
@@ -40,6 +46,14 @@ class Divergence:
         self._open_graph = open_graph
         self._device = device
         self._graphs: dict[tuple[object, ...], _RowsGraph] = {}
+
+    @classmethod
+    def at(cls, runner: Runner) -> Divergence:
+        """On the device where the runner leaves its logits rows; on the CPU for one that hands them to the host."""
+        if isinstance(runner, OrtRunner):
+            return cls(runner.open_graph, runner.device)
+        providers = resolve_providers("cpu", None)
+        return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"))
 
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
         """`divergence_graph`'s outputs, [R] each. `ids` [R] are where the rows are largest. Raises `ConfigError` for
@@ -180,3 +194,15 @@ def shape_of(rows: LogitRows) -> tuple[int, int]:
 def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
     array: npt.NDArray[np.float32] = rows.numpy() if isinstance(rows, ort.OrtValue) else np.ascontiguousarray(rows)
     return array
+
+
+def vocab_size_of(runner: Runner) -> int:
+    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; behind an encoder
+    of features, of which there are none to try, the number in the graph or its configuration."""
+    kind = runner.traits.source_kind
+    if isinstance(runner, OrtRunner) and kind is SourceKind.FEATURES:
+        return runner.vocab_size
+    runner.reserve(1)
+    source = Source(np.zeros(1, np.int64)) if kind is not None else None
+    output = runner.run(Step((Row(0, 0, (0,), source=source),), (LogitsRow(0, 0),)))
+    return shape_of(output.logits_RV)[1]

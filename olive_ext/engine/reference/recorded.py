@@ -1,94 +1,130 @@
-"""The two ends of records: a runner that writes what a reference says, and one that compares with it later.
+"""Taps at both ends of the reference log-prob cache: one writes a reference's distributions, one compares with them.
 
-Axes: R logits rows of a step, T targets.
+Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from olive_ext.engine.reference.kernels import Divergence, shape_of
-from olive_ext.engine.reference.resident import heads_and_tokens
-from olive_ext.engine.requests import Notes
-from olive_ext.engine.runners.wrapper import WrappedRunner
-from olive_ext.engine.step import Runner, Step, StepOutput
-from olive_ext.records import Records
+from olive_ext.engine.reference.tap import Tap, target_arrays
+from olive_ext.engine.requests import Notes, Request, Result, source_key
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import RecordsError
+from olive_ext.records import Records, ScoredTargets, request_key
 from olive_ext.stats.compared_fields import COMPARED
 
 RECORDED = np.dtype([("record", "<i8")])
-"""What a `RecordingRunner` notes of a target: the number of the record of the distribution that it was scored with."""
+"""A `WritingTap`'s note on a target: the number of the record of the distribution that it was scored with."""
 
 
-class RecordingRunner(WrappedRunner):
-    """Records the distributions that targets are scored with, each once."""
+class WritingTap(Tap):
+    """Records the distributions that targets are scored with, each once. Requests that are recorded are not run."""
 
-    def __init__(self, reference: Runner, records: Records, divergence: Divergence) -> None:
-        super().__init__(reference)
+    def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
         self._rng = np.random.default_rng([records.form.seed, records.num_records])
+        self._keys: dict[int, bytes] = {}
 
     @property
-    def host_bytes(self) -> int:
-        return self._inner.host_bytes + self._divergence.host_bytes
+    def host_bytes(self) -> int:  # type: ignore[override]
+        return self._divergence.host_bytes
 
-    def run(self, step: Step) -> StepOutput:
-        output = self._inner.run(step)
+    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
+        self._keys = {place: key_of(request) for place, request in items}
+        return [(place, self._known(place) or request) for place, request in items]
+
+    def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), RECORDED)
         if step.targets:
-            heads_T, _ = heads_and_tokens(step)
-            wanted, places_T = np.unique(heads_T, return_inverse=True)
+            rows_T, _ = target_arrays(step)
+            wanted, places_T = np.unique(rows_T, return_inverse=True)
             records_R = self._divergence.record(output.logits_RV, self._records.form, self._rng)
             notes_T["record"] = self._records.append(records_R[wanted])[places_T]
-        return replace(output, logits_RV=None, notes_T=notes_T)
+        return notes_T
+
+    def finish(self, place: int, result: Result) -> Result:
+        """Keeps the request's scores. The result goes on without notes: there is nothing that it was compared with."""
+        assert result.notes is not None
+        logprobs, is_greedy = np.array(result.logprobs, np.float32), np.array(result.is_greedy, np.bool_)
+        self._records.put(self._keys[place], ScoredTargets(result.notes["record"], logprobs, is_greedy))
+        return replace(result, notes=None)
+
+    def flush(self) -> None:
+        self._records.flush()
 
     def describe(self) -> Mapping[str, Any]:
-        return {**self._inner.describe(), "records": self._records.describe()}
+        return {"records": self._records.describe()}
+
+    def _known(self, place: int) -> Result | None:
+        scored = self._records.find(self._keys[place])
+        return None if scored is None else Result(tuple(scored.logprob.tolist()), tuple(scored.is_greedy.tolist()))
 
 
-class RecordedRunner(WrappedRunner):
-    """Compares with the records whose numbers the logits rows name.
+class ReadingTap(Tap):
+    """Compares with the records of a reference. Notes are `COMPARED`.
 
-    What depends on the target alone (its log-probability under the reference) is not noted here: the records have it by
-    request.
+    The logits rows name the numbers of their records. What depends on the target alone (its log-probability under the
+    reference) is not noted of a step: the records have it by request.
     """
 
-    def __init__(self, candidate: Runner, records: Records, divergence: Divergence) -> None:
-        super().__init__(candidate)
+    def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
+        self._scored: dict[int, ScoredTargets] = {}
 
     @property
-    def host_bytes(self) -> int:
-        return self._inner.host_bytes + self._divergence.host_bytes
+    def host_bytes(self) -> int:  # type: ignore[override]
+        return self._divergence.host_bytes
 
-    def run(self, step: Step) -> StepOutput:
-        output = self._inner.run(step)
-        return replace(output, logits_RV=None, notes_T=self._notes(step, output))
+    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
+        """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""
+        found = {place: self._records.find(key_of(request)) for place, request in items}
+        self._scored = {place: scored for place, scored in found.items() if scored is not None}
+        if missing := len(found) - len(self._scored):
+            raise RecordsError(
+                f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
+                "the reference on the same tasks, with the same limit, template and max_length"
+            )
+        numbers = {place: tuple(scored.record.tolist()) for place, scored in self._scored.items()}
+        return [(place, replace(request, records=numbers[place])) for place, request in items]
 
-    def describe(self) -> Mapping[str, Any]:
-        return {**self._inner.describe(), "reference": {"mode": "recorded", **self._records.describe()}}
-
-    def _notes(self, step: Step, output: StepOutput) -> Notes:
+    def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:
             return notes_T
         assert len(step.logits_rows) == shape_of(output.logits_RV)[0]
         form = self._records.form
-        records_R = self._records.get(np.array([max(head.record, 0) for head in step.logits_rows]))
+        records_R = self._records.get(np.array([max(row.record, 0) for row in step.logits_rows]))
         found = self._divergence.compare_recorded(records_R, form, output.logits_RV, output.greedy_ids)
-        heads_T, _ = heads_and_tokens(step)
+        rows_T, _ = target_arrays(step)
         for name, values_R in found.items():
-            notes_T[name] = values_R[heads_T]
+            notes_T[name] = values_R[rows_T]
         if form.is_whole:
             top_R = records_R["logits"].argmax(-1)
             notes_T["kl_lower"] = notes_T["kl"]
         else:
             top_R = records_R["ids"][:, 0]
-            notes_T["tail_mass"] = records_R["tail"][heads_T]
-        notes_T["same_top"] = (top_R == output.greedy_ids)[heads_T]
+            notes_T["tail_mass"] = records_R["tail"][rows_T]
+        notes_T["same_top"] = (top_R == output.greedy_ids)[rows_T]
         return notes_T
+
+    def finish(self, place: int, result: Result) -> Result:
+        assert result.notes is not None
+        result.notes["reference_logprobs"] = self._scored[place].logprob
+        result.notes["reference_is_greedy"] = self._scored[place].is_greedy
+        return result
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"reference": {"mode": "recorded", **self._records.describe()}}
+
+
+def key_of(request: Request) -> bytes:
+    """The key of a request in the reference log-prob cache."""
+    return request_key(request.tokens, request.num_targets, source_key(request.source))

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from olive_ext.engine.oom_split import halve, joined
-from olive_ext.engine.runners.wrapper import WrappedRunner
-from olive_ext.engine.step import Batching, LogitsRow, Row, Runner, Step, StepOutput
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.base import Capacity, Runner
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 
@@ -62,15 +63,19 @@ def step_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-class BucketedRunner(WrappedRunner):
+class BucketedRunner(Runner):
     """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no branches.
+    steps that decode, the others in any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
 
     def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
-        super().__init__(inner)
+        is_single = inner.traits.batching is Batching.SINGLE
+        # All slots or one: two numbers of rows. What is added to a step has no next token, so none are kept.
+        batching = Batching.SINGLE if is_single else Batching.POOL
+        super().__init__(replace(inner.traits, batching=batching, tree_batches=False, async_decode=False))
+        self._inner = inner
         self._sizes = sizes
         self._is_strict = is_strict
         self._warmed: set[Shape] = set()
@@ -79,20 +84,25 @@ class BucketedRunner(WrappedRunner):
         self._seconds = 0.0
 
     @property
-    def batching(self) -> Batching:
-        """All slots or one: two numbers of rows."""
-        return Batching.SINGLE if self._inner.batching is Batching.SINGLE else Batching.POOL
+    def capacity(self) -> Capacity:
+        return self._inner.capacity
 
     @property
-    def has_tree_batches(self) -> bool:
-        return False
+    def host_bytes(self) -> int:
+        return self._inner.host_bytes
 
-    def reserve(self, positions: int) -> None:
+    def check_source(self, source: Source | None) -> None:
+        self._inner.check_source(source)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes every slot hold `positions`, and runs all shapes of such slots."""
         self._inner.reserve(positions)
-        if self.capacity != self._warmed_capacity:
+        if self.capacity.positions != self._warmed_capacity:
             self._warm_up()
-            self._warmed_capacity = self.capacity
+            self._warmed_capacity = self.capacity.positions
 
     def run(self, step: Step) -> StepOutput:
         """In several steps where the slot has no room for what would be added to one."""
@@ -115,18 +125,24 @@ class BucketedRunner(WrappedRunner):
         if not self._is_shaped(step):
             return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
         tokens = _next(self._sizes, len(step.rows[0].tokens))
-        if any(row.past + tokens > self.capacity for row in step.rows):
+        if any(row.past + tokens > self.capacity.positions for row in step.rows):
             return None
         reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
-        samples = len(step.samples) if len(step.samples) <= 1 else self.num_slots
+        samples = len(step.samples) if len(step.samples) <= 1 else self.capacity.num_slots
         return replace(
             step,
             rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
             logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
             targets=_filled(step.targets, reads, (0, PADDING)),
             samples=_filled(step.samples, samples, 0),
-            width=self.capacity,
+            width=self.capacity.positions,
         )
+
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self._inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
 
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
@@ -138,7 +154,7 @@ class BucketedRunner(WrappedRunner):
             "shapes_late": len(self._late),
             "warm_up_s": self._seconds,
         }
-        return {**self._inner.describe(), "batching": self.batching.value, **facts}
+        return {**self._inner.describe(), "batching": self.traits.batching.value, **facts}
 
     def _is_shaped(self, step: Step) -> bool:
         return self._sizes != DECODING or len(step.rows[0].tokens) == 1
@@ -160,13 +176,14 @@ class BucketedRunner(WrappedRunner):
 
     def _every(self) -> Iterator[Step]:
         """A step of each shape."""
-        for size in (size for size in self._sizes if size <= self.capacity):
+        for size in (size for size in self._sizes if size <= self.capacity.positions):
             for reads in _up_to(max(size, FEW_READS)):
                 yield _step(1, size, reads, 0)
-        if self.batching is Batching.POOL and self.num_slots > 1:
-            for reads in _up_to(max(self.num_slots, FEW_READS)):
-                yield _step(self.num_slots, 1, reads, 0)
-                yield _step(self.num_slots, 1, reads, 2)
+        num_slots = self.capacity.num_slots
+        if self.traits.batching is Batching.POOL and num_slots > 1:
+            for reads in _up_to(max(num_slots, FEW_READS)):
+                yield _step(num_slots, 1, reads, 0)
+                yield _step(num_slots, 1, reads, 2)
 
     def _note(self, shape: Shape) -> None:
         if shape in self._warmed or shape in self._late:

@@ -1,18 +1,49 @@
-"""Tries on an opened model what its graph does not tell."""
+"""Tries on an opened model what its graph does not tell. Knows runners by their steps only, and no files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.step import FloatArray, Row, Runner, Step
+from olive_ext.engine.runners.base import Runner
+from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ModelError, RunError
+from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
+from olive_ext.model.decisions import SHORT_STEP, BucketPlan, is_attention_at_risk
+from olive_ext.model.types import DecoderSpec, Device
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE, MOST = 0.02, 0.3
 """Difference that passes, as a part of what another context makes for a difference: rounding is far below, a token that
 sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
 the same tokens one by one makes, up to `MOST`."""
+
+
+TEXT_TOKENS = 5
+TEXT_TARGETS = ((0, 0), (0, 1), (0, 2), (0, 3))
+"""Tokens of a text that is scored in padded steps, and the targets behind it: (logits row, token)."""
+
+ATTENDED_TOLERANCE = 0.05
+"""Of attended values around 1: the wrong shader is off by 0.1 and more."""
+
+NUM_HEADS = 1
+HEAD_SIZE = 16
+"""Small, because a software device compiles the shader of size 64 for minutes. The fault shows at every size."""
+
+OpenGraph = Callable[[bytes], Any]
+_FLOAT = 1
+"""ONNX's element type."""
+
+STEM, SUFFIX = 5, 4
+"""Tokens of the tree's stem, and of each of its two ends."""
+
+TARGETS = (0, 1, 2, 3)
+"""Tokens whose log-probabilities are compared, behind each end."""
 
 
 def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
@@ -46,3 +77,162 @@ def disagreement(expected: Sequence[FloatArray], found: Sequence[FloatArray], ag
     if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
         return None
     return f"{difference:.2g} nats off, where another context makes {spread:.2g}"
+
+
+def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
+    """Why tree batches must not be used on this model and device; None where they score what single rows score."""
+    rng = np.random.default_rng(0)
+    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
+    runner.reserve(STEM + SUFFIX, FIRST_CELL + STEM + 2 * SUFFIX)
+    try:
+        expected = [_alone(runner, stem + suffix) for suffix in (left, right)]
+        again = _one_by_one(runner, stem + right)
+        found = _as_tree_batch(runner, stem, left, right)
+    except RunError as error:
+        return f"a step of branches fails: {error}"
+    problem = disagreement(expected, found, again)
+    return None if problem is None else f"branches score {problem}"
+
+
+def _alone(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:
+    return _score(runner, Step((Row(0, 0, tokens),), (LogitsRow(0, len(tokens) - 1),)))
+
+
+def _one_by_one(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:
+    """The same from the stem on in steps of one token."""
+    runner.run(Step((Row(0, 0, tokens[:STEM]),)))
+    for past in range(STEM, len(tokens) - 1):
+        runner.run(Step((Row(0, past, tokens[past : past + 1]),)))
+    return _score(runner, Step((Row(0, len(tokens) - 1, tokens[-1:]),), (LogitsRow(0, 0),)))
+
+
+def _as_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
+    """The stem with one end in a first step, then the other end behind the stem, together with what the first one
+    goes on with."""
+    left, right = suffixes
+    stem_cells = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
+    first = FIRST_CELL + STEM + 2
+    runner.run(Step((Row(SHARED_PREFIX, 0, stem + left[:2], cells_P=stem_cells[:0]),), first_cell=FIRST_CELL))
+    begun: CellArray = np.arange(FIRST_CELL, first, dtype=np.int32)
+    rows = (Row(SHARED_PREFIX, STEM, right, cells_P=stem_cells), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun))
+    logits_rows = (LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1))
+    step = Step(rows, logits_rows, first_cell=first)
+    both = _score(runner, step)
+    return [both[: len(TARGETS)], both[len(TARGETS) :]]
+
+
+def _score(runner: Runner, step: Step) -> FloatArray:
+    targets = tuple((row, token) for row in range(len(step.logits_rows)) for token in TARGETS)
+    return runner.run(Step(step.rows, step.logits_rows, targets, first_cell=step.first_cell)).target_logprobs
+
+
+def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
+    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where `plan` has
+    buckets.
+
+    Raises `ConfigError` where nothing else will do."""
+    if plan.steps == "none":
+        return runner
+    sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
+    shaped = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
+    problem = _check_buckets(runner, shaped, vocab_size)
+    if problem is None and plan.is_captured:
+        problem = _check_replays(runner, shaped, vocab_size)
+    if problem is None:
+        return shaped
+    notes.append(plan.without(problem).note)
+    return runner
+
+
+def _check_buckets(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:
+    """Why steps of few shapes must not be used on this model and device; None where they score what others do."""
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()
+    runner.reserve(TEXT_TOKENS)
+    try:
+        expected = [_score_text(runner, text, None) for text in texts]
+        found = [_score_text(runner, text, shaped) for text in texts]
+        again = [
+            _score_text(runner, text[:end], None, end - 1) for text in texts[1:] for end in range(1, TEXT_TOKENS + 1)
+        ]
+    except RunError as error:
+        return f"a step that was filled up fails: {error}"
+    problem = disagreement(expected, found, again[-1])
+    return None if problem is None else f"steps that were filled up score {problem}"
+
+
+def _check_replays(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:
+    """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
+    slots = range(runner.capacity.num_slots)
+    logits_rows = tuple(LogitsRow(slot, 0) for slot in slots)
+    targets = tuple((slot, token) for slot in slots for _, token in TEXT_TARGETS)
+    expected, found = [], []
+    try:
+        for slot in slots:
+            runner.run(Step((Row(slot, 0, (slot % vocab_size,)),), logits_rows[:1]))
+        for first in (0, vocab_size // 2):
+            rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
+            step = Step(rows, logits_rows, targets)
+            expected.append(runner.run(step))
+            found.append(_run_padded(runner, step, shaped))
+    except RunError as error:
+        return f"a captured step fails: {error}"
+    if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, found, strict=True)):
+        return "replays of a captured step find other tokens"
+    plain, replayed = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, found))
+    problem = disagreement(plain, replayed, plain[1])
+    return None if problem is None else f"replays of a captured step score {problem}"
+
+
+def _score_text(runner: Runner, text: list[int], shaped: BucketedRunner | None, past: int = 0) -> FloatArray:
+    """Log-probabilities behind `text`, of which `past` tokens are resident; with `shaped` in its last two steps."""
+    if shaped is not None and past == 0:
+        _run_padded(runner, Step((Row(0, 0, tuple(text[:-2])),)), shaped)
+        past = len(text) - 2
+    step = Step((Row(0, past, tuple(text[past:])),), (LogitsRow(0, len(text) - past - 1),), TEXT_TARGETS)
+    return _run_padded(runner, step, shaped).target_logprobs[: len(TEXT_TARGETS)]
+
+
+def _run_padded(runner: Runner, step: Step, shaped: BucketedRunner | None) -> StepOutput:
+    run = step if shaped is None else shaped.padded(step)
+    assert run is not None
+    return runner.run(run)
+
+
+def fitting_attention(
+    chunk_size: int, device: Device, spec: DecoderSpec, open_graph: OpenGraph
+) -> tuple[int, list[str]]:
+    """The most tokens of a step on this device, and a note where that is less than `chunk_size`.
+
+    WebGPU's provider attends to 32 tokens and more with a shader of its own, which exchanges keys between the lanes of
+    a subgroup. On Mesa's software Vulkan all keys but the first few come out wrong, without an error
+    (onnxruntime-ep-webgpu 0.4.0, Mesa 25). Shorter steps take another shader, which is right there.
+    """
+    if not is_attention_at_risk(chunk_size, device, spec) or attends_to_long_steps(open_graph):
+        return chunk_size, []
+    note = f"steps are cut to {SHORT_STEP} tokens: this {device.kind} device attends to longer ones wrongly"
+    logger.warning("%s", note)
+    return SHORT_STEP, [note]
+
+
+def attends_to_long_steps(open_graph: OpenGraph) -> bool:
+    """Whether the first tokens of a long step see what they see in a short one, as causal attention must."""
+    session = open_graph(attention_graph(_FLOAT, NUM_HEADS, HEAD_SIZE))
+    tokens = np.random.default_rng(0).standard_normal((3, 1, 2 * SHORT_STEP, NUM_HEADS * HEAD_SIZE), np.float32)
+    long = _attend(session, tokens)
+    short = _attend(session, tokens[:, :, :SHORT_STEP])
+    return bool(np.abs(long[:, :SHORT_STEP] - short).max() < ATTENDED_TOLERANCE)
+
+
+def _attend(session: Any, tokens: FloatArray) -> FloatArray:
+    length = tokens.shape[2]
+    past = np.zeros((1, NUM_HEADS, 0, HEAD_SIZE), np.float32)
+    arrays = (*tokens, past, past, np.array([length - 1], np.int32), np.array(length, np.int32))
+    binding = session.io_binding()
+    for name, array in zip(INPUTS, arrays, strict=True):
+        binding.bind_cpu_input(name, np.ascontiguousarray(array))
+    binding.bind_output(OUTPUT)
+    session.run_with_iobinding(binding)
+    (attended,) = binding.get_outputs()
+    result: FloatArray = attended.numpy()
+    return result

@@ -1,36 +1,43 @@
-"""The step behind one that has not been read: the same rows, fed with what that one finds. Pure functions, one of which
-says whether there are such steps at all."""
+"""Overlapped steps: the step behind one that has not been read has the same rows, fed with the tokens which that finds.
+
+The functions that plan them are pure; `StepThread` runs them while the host does something else. Knows no runner.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import contextlib
+from collections.abc import Callable, Container
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import IntArray, LogitsRow, Row, Step
+from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.errors import RunError
 
 UNKNOWN_TOKEN = 0
 """Stands in the rows of a step whose tokens are not read yet."""
 
+THREAD_NAME = "olive_ext-steps"
+
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, and whose row each of its rows is: None for idle ones."""
+    """A step, and the sequence of each of its rows: None for idle rows."""
 
     step: Step
     sequences: tuple[Sequence | None, ...]
 
     def has(self, sequence: Sequence) -> bool:
-        """Whether one of the rows is its."""
+        """Whether one of the rows is the sequence's."""
         return any(found is sequence for found in self.sequences)
 
 
 def can_be_followed(planned: PlannedStep) -> bool:
     """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle, or whose
-    sequence has ended, find one that nobody wants."""
+    sequence has ended, find one that nobody reads."""
     step = planned.step
     is_plain = step.first_cell is None and not step.samples
-    if not is_plain or step.logits_rows != _last_heads(step.rows, step.logits_rows):
+    if not is_plain or step.logits_rows != _last_logits_rows(step.rows, step.logits_rows):
         return False
     return all(
         sequence is None or not sequence.pending or sequence.wants_next(row.past + len(row.tokens) - 1)
@@ -53,17 +60,57 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
         # An idle row writes behind what is resident, or over the position that a released slot leaves unused.
         rows.append(Row(row.slot, past if is_live else min(past, capacity - 1), (UNKNOWN_TOKEN,), source=row.source))
         sequences.append(sequence if is_live else None)
-    heads = tuple(LogitsRow(place, 0) for place in range(len(rows)))
-    return PlannedStep(Step(tuple(rows), heads, uses_previous_tokens=True), tuple(sequences))
+    logits_rows = tuple(LogitsRow(place, 0) for place in range(len(rows)))
+    return PlannedStep(Step(tuple(rows), logits_rows, uses_previous_tokens=True), tuple(sequences))
 
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
-    """The same with the tokens that the step before has found, now that these are known."""
+    """The same step with the tokens that the step before has found, now that these are known."""
     rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
 
 
-def _last_heads(rows: tuple[Row, ...], heads: tuple[LogitsRow, ...]) -> tuple[LogitsRow, ...]:
-    """One head at the last token of each row; the numbers of records are those of `heads`."""
-    records = [head.record for head in heads] + [-1] * len(rows)
+def _last_logits_rows(rows: tuple[Row, ...], logits_rows: tuple[LogitsRow, ...]) -> tuple[LogitsRow, ...]:
+    """One logits row at the last token of each row; the numbers of records are those of `logits_rows`."""
+    records = [found.record for found in logits_rows] + [-1] * len(rows)
     return tuple(LogitsRow(place, len(row.tokens) - 1, records[place]) for place, row in enumerate(rows))
+
+
+class StepThread:
+    """The thread starts with the first step and ends with `close`, or when nobody holds this object."""
+
+    def __init__(self, run: Callable[[Step], StepOutput]) -> None:
+        self._run = run
+        self._executor: ThreadPoolExecutor | None = None
+        self._era = 0
+        self._has_failed = False
+
+    def begin(self, step: Step) -> Future[StepOutput]:
+        """Puts `step` behind those that were begun before. One that follows a step that failed is not run."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
+        return self._executor.submit(self._work, step, self._era)
+
+    def settle(self) -> None:
+        """Drops what waits, and returns when nothing runs. May be interrupted, and called again."""
+        if self._executor is not None:
+            self._era += 1
+            with contextlib.suppress(RuntimeError):  # Python is ending, and has waited for the thread
+                self._executor.submit(int).result()
+
+    def close(self) -> None:
+        """Settles and ends the thread. Calling it again does nothing."""
+        self._era += 1
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _work(self, step: Step, era: int) -> StepOutput:
+        if era != self._era:
+            raise CancelledError
+        if step.uses_previous_tokens and self._has_failed:
+            raise RunError("the step before this one failed")
+        self._has_failed = True
+        output = self._run(step)
+        self._has_failed = False
+        return output

@@ -1,7 +1,7 @@
 """Requests -> sequences: every distinct prefix is computed once.
 
-The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score that is
-wanted inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score
+inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
 `distinct` tokens, is the number of nodes of the prefix tree.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, Source
-from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence, TokenArray
+from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.scheduling.sequences import PROBE, Answer, Read, Sequence
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,6 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     return Plan(tuple(sequences), naive, distinct)
 
 
-def source_key(source: Source | None) -> str:
-    """What tells sources apart; empty where there is none."""
-    return "" if source is None else source.key
-
-
-def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """Number of leading tokens that are equal."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
-
-
 def _input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
     tokens = request.tokens if request.generation else request.tokens[:-1]
@@ -92,7 +79,9 @@ def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=request.source)
+    probe = Read(int(tokens[-1]), answer, PROBE)
+    reads = {len(tokens) - 1: [probe]}
+    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=request.source)
 
 
 def _place_checkpoint(length: int, owners: list[tuple[int, Sequence]]) -> None:

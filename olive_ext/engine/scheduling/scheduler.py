@@ -1,8 +1,8 @@
-"""Decides what the next step computes and takes in what it found. The only writer of sequences and slots.
+"""Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
-A step is many branches of the trunk, where the runner has one and there is something to score; or one row with several
-tokens, or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In
-slots an input is computed to its end before the next sequence is admitted; decoding rows wait.
+A step is a tree batch, where the runner takes these and there is something to score; or one row with several tokens,
+or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In slots an
+input is computed to its end before the next sequence is admitted; decoding rows wait. Knows no runner.
 """
 
 from __future__ import annotations
@@ -11,46 +11,39 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from olive_ext.engine.requests import FinishReason
-from olive_ext.engine.scheduling.counters import Counters
+from olive_ext.engine.requests import Counters, FinishReason, source_key
+from olive_ext.engine.runners.base import Capacity, Traits
+from olive_ext.engine.scheduling.finite import refuse_non_finite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
-from olive_ext.engine.scheduling.prefix_tree import source_key
-from olive_ext.engine.scheduling.sampling import draw
-from olive_ext.engine.scheduling.sequences import Answer, Sequence
+from olive_ext.engine.scheduling.sequences import Answer, Sequence, draw
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Runner, Step, StepOutput
+from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
 
 IDLE_TOKEN = 0
 UNLIMITED = 2**31
 
 
-def room_of(runner: Runner, tree_batch_tokens: int) -> tuple[int, ...]:
-    """What a scheduler is made for: slots, their positions, the trunk's cells and the tokens of its steps."""
-    return runner.num_slots, runner.capacity, runner.shared_prefix_capacity, tree_batch_tokens
-
-
 class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
-    def __init__(self, runner: Runner, chunk_size: int, counters: Counters, tree_batch_tokens: int = 0) -> None:
-        """`tree_batch_tokens`: tokens of a tree batch; 0 computes scored sequences in slots, too. `limit` may be set to
-        fewer tokens of any step."""
-        self.slots = Slots(runner.num_slots, runner.capacity, runner.can_rewind)
+    def __init__(
+        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
+    ) -> None:
+        """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
+        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step."""
+        self.capacity = capacity
+        self.tree_batch_tokens = tree_batch_tokens
+        self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind)
+        self._traits = traits
         self._chunk_size = chunk_size
-        self._batching = runner.batching
-        self._can_rewind = runner.can_rewind
-        self._chunked_prefill = runner.chunked_prefill
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
-        self._tree_batch_tokens = tree_batch_tokens
-        self._tree_batches = TreeBatches(runner.shared_prefix_capacity) if tree_batch_tokens else None
-        self.shape = room_of(runner, tree_batch_tokens)
+        self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
-        self._async_decode = runner.async_decode
         self._present: PlannedStep | None = None
-        self._ahead: PlannedStep | None = None
+        self._overlapped: PlannedStep | None = None
 
     @property
     def has_work(self) -> bool:
@@ -69,7 +62,7 @@ class Scheduler:
         """Takes sequences in sorted order."""
         for sequence in sequences:
             if self._tree_batches is not None and sequence.generation is None:
-                self._tree_batches.add([sequence])
+                self._tree_batches.add(sequence)
             else:
                 self._waiting.append(sequence)
 
@@ -81,7 +74,7 @@ class Scheduler:
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if self._batching is not Batching.PACKED and prefill:
+        if self._traits.batching is not Batching.PACKED and prefill:
             ready = [prefill]
         self._present = self._slots_plan(self._together(ready), copies)
         return self.present
@@ -90,7 +83,7 @@ class Scheduler:
         """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
         other slots would be computed."""
         present = self._present_plan()
-        if not self._async_decode or self._ahead is not None or not can_be_followed(present):
+        if not self._traits.async_decode or self._overlapped is not None or not can_be_followed(present):
             return None
         running = self._running.values()
         ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
@@ -104,31 +97,32 @@ class Scheduler:
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
         if not is_same or not all(present.has(sequence) for sequence in chosen):
             return None
-        self._ahead = following(present, slots, self.slots.capacity)
-        return self._ahead.step
+        self._overlapped = following(present, slots, self.slots.capacity)
+        return self._overlapped.step
 
     def drop_overlapped(self) -> None:
-        """Forgets the step ahead, which has not been run."""
-        self._ahead = None
+        """Forgets the overlapped step, which has not been run."""
+        self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in what the present step found; returns the answers that are now complete."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
+        refuse_non_finite(present, output, self._counters.steps)
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
         greedy = iter(output.greedy_ids.tolist())
-        read_rows = {head.row for head in step.logits_rows}
+        read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or not sequence.pending:
                 self._pass_over(row, sequence)
                 if place in read_rows:
-                    next(greedy)  # nobody wants it
+                    next(greedy)  # nobody reads it
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            for position in _wanted(sequence, row):
+            for position in _read_positions(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads.get(position, ()):
                     number, ((_, token), logprob) = next(targets)
@@ -142,9 +136,9 @@ class Scheduler:
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
                 self._retire(sequence, completed)
-        self._counters.steps_ahead += self._ahead is not None
-        self._present = None if self._ahead is None else with_tokens(self._ahead, output.greedy_ids)
-        self._ahead = None
+        self._counters.steps_ahead += self._overlapped is not None
+        self._present = None if self._overlapped is None else with_tokens(self._overlapped, output.greedy_ids)
+        self._overlapped = None
         return completed
 
     def _present_plan(self) -> PlannedStep:
@@ -153,7 +147,7 @@ class Scheduler:
 
     def _together(self, ready: list[Sequence]) -> list[Sequence]:
         """Those of `ready` that share the next step."""
-        return ready[: 1 if self._batching is Batching.SINGLE else self.limit]
+        return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
 
     def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
         """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
@@ -164,8 +158,8 @@ class Scheduler:
         self.slots.extend(row.slot, row.tokens)
         self._release(sequence)
 
-    def _tree_batch_plan(self, branches: TreeBatches) -> PlannedStep:
-        planned = branches.plan(min(self.limit, self._tree_batch_tokens))
+    def _tree_batch_plan(self, batches: TreeBatches) -> PlannedStep:
+        planned = batches.plan(min(self.limit, self.tree_batch_tokens))
         self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
         self._counters.tokens_reused += sum(planned.shared)
         self._counters.moves += len(planned.moves)
@@ -179,7 +173,7 @@ class Scheduler:
             return ()
         sequence = self._waiting.popleft()
         taken = self.slots.take(
-            sequence.tokens, sequence.first_read() if self._chunked_prefill else 0, source_key(sequence.source)
+            sequence.tokens, sequence.first_read() if self._traits.chunked_prefill else 0, source_key(sequence.source)
         )
         sequence.slot, sequence.computed = taken.slot, taken.shared
         self._running[taken.slot] = sequence
@@ -196,31 +190,33 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, copies=copies))
 
     def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> PlannedStep:
-        """The step of these rows, with all that is wanted of them."""
-        heads: list[LogitsRow] = []
+        """The step of these rows, with all logits rows, targets and samples of their sequences."""
+        logits_rows: list[LogitsRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
-        reads_idle = self._async_decode and all(found is None or found.rng is None for found, _ in rows)
+        reads_idle = self._traits.async_decode and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
                 if reads_idle:
-                    heads.append(LogitsRow(place, 0))  # a step that follows needs a token for it
+                    logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
-            for position in _wanted(sequence, row):
+            for position in _read_positions(sequence, row):
                 reads = sequence.reads.get(position, ())
-                targets.extend((len(heads), read.token) for read in reads)
+                targets.extend((len(logits_rows), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
-                    samples.append(len(heads))
-                heads.append(LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1)))
-        step = Step(tuple(row for _, row in rows), tuple(heads), tuple(targets), tuple(samples))
+                    samples.append(len(logits_rows))
+                logits_rows.append(
+                    LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
+                )
+        step = Step(tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples))
         return PlannedStep(step, tuple(sequence for sequence, _ in rows))
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1 or self._batching is Batching.PACKED:
+        if len(slots) == 1 or self._traits.batching is Batching.PACKED:
             return slots
-        if self._batching is Batching.POOL:
+        if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
 
@@ -228,11 +224,12 @@ class Scheduler:
         return Row(slot, self.slots.length(slot), (IDLE_TOKEN,))
 
     def _row(self, sequence: Sequence) -> Row:
-        start = sequence.computed
-        stop = min(sequence.end, start + min(self.limit, self._chunk_size)) if self._chunked_prefill else sequence.end
-        if not self._can_rewind:
-            stop = min((fork for fork in sequence.checkpoints if start < fork < stop), default=stop)
-        is_checkpoint = not self._can_rewind and stop in sequence.checkpoints
+        start, stop = sequence.computed, sequence.end
+        if self._traits.chunked_prefill:
+            stop = min(stop, start + min(self.limit, self._chunk_size))
+        if not self._traits.can_rewind:
+            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
+        is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
         return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
 
     def _append(self, sequence: Sequence, token: int) -> None:
@@ -240,7 +237,7 @@ class Scheduler:
         assert generation is not None
         assert answer is not None
         if token in generation.stop_ids:
-            answer.finish_reason = FinishReason.STOP_ID
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return
         answer.generated.append(token)
         self._counters.tokens_generated += 1
@@ -255,7 +252,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         if sequence.pending:
             return
-        if self._ahead is None or not self._ahead.has(sequence):
+        if self._overlapped is None or not self._overlapped.has(sequence):
             self._release(sequence)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)
@@ -265,13 +262,13 @@ class Scheduler:
         self.slots.release(sequence.slot)
 
 
-def _wanted(sequence: Sequence, row: Row) -> list[int]:
+def _read_positions(sequence: Sequence, row: Row) -> list[int]:
     """Positions of the row's tokens whose distribution is read, in order."""
     last = row.past + len(row.tokens) - 1
-    wanted = {position for position in sequence.reads if row.past <= position <= last}
+    found = {position for position in sequence.reads if row.past <= position <= last}
     if sequence.wants_next(last):
-        wanted.add(last)
-    return sorted(wanted)
+        found.add(last)
+    return sorted(found)
 
 
 def _draw(sequence: Sequence, logits_V: FloatArray) -> int:

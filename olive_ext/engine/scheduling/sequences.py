@@ -1,7 +1,7 @@
 """A request in flight, and the answer it fills.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
-so what is computed (`Sequence`) and what is asked (`Answer`) are two things.
+so what is computed (`Sequence`) and what is returned (`Answer`) are two things.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source
+from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Sampling, Source, TokenArray
 
-TokenArray = npt.NDArray[np.int32]
+PROBE = -1
+"""In place of a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
 
 
 class Answer:
@@ -28,14 +29,17 @@ class Answer:
         self._num_missing = num_targets
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
+        self.stop_id: int | None = None
 
     @property
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
 
     def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
-        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put
-        once."""
+        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put once.
+        That of a probe is dropped."""
+        if target == PROBE:
+            return
         self._logprobs[target] = logprob
         self._is_greedy[target] = is_greedy
         self._num_missing -= 1
@@ -47,9 +51,8 @@ class Answer:
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
-        return Result(
-            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
-        )
+        scores = tuple(self._logprobs), tuple(self._is_greedy)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Read:
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `reads[position]` are the scores wanted of the distribution behind that position; `checkpoints` are the numbers of
-    tokens after which later sequences go another way.
+    `reads[position]` are the scores to be read of the distribution behind that position; `checkpoints` are the
+    numbers of tokens after which later sequences go another way.
     """
 
     tokens: TokenArray
@@ -79,7 +82,7 @@ class Sequence:
     rng: np.random.Generator | None = None
     source: Source | None = None
     num_shared: int = 0
-    """Tokens that a sequence before it computes, too: what a plan expects to be resident."""
+    """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 
     slot: int = -1
     computed: int = 0
@@ -105,7 +108,25 @@ class Sequence:
         return self.generation is not None and position == self.end - 1
 
     def first_read(self) -> int:
-        """The first position whose distribution is wanted; nothing from there on may be taken as resident."""
+        """The first position whose distribution is read; nothing from there on may be taken as resident."""
         last = self.num_input - 1
         first_score = min(self.reads, default=last)
         return min(first_score, last)
+
+
+def draw(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
+    """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
+
+    top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
+    """
+    scaled_V = logits_V.astype(np.float64) / sampling.temperature
+    order_V = np.argsort(-scaled_V, kind="stable")
+    if sampling.top_k:
+        order_V = order_V[: sampling.top_k]
+    probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
+    probs_V /= probs_V.sum()
+    if sampling.top_p < 1.0:
+        before_V = np.cumsum(probs_V) - probs_V
+        kept = max(1, int((before_V < sampling.top_p).sum()))
+        order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
+    return int(rng.choice(order_V, p=probs_V))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.scheduling.prefix_tree import common_prefix
-from olive_ext.engine.scheduling.sequences import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.step import Copy
 
 MIN_COPY = 16
@@ -21,7 +20,7 @@ MIN_COPY = 16
 
 @dataclass(frozen=True)
 class Taken:
-    """The slot taken, how many of the wanted tokens are resident there, and the copy that makes them so."""
+    """The slot taken, how many of the wanted tokens are resident there, and the copy that puts them there."""
 
     slot: int
     shared: int
@@ -33,7 +32,7 @@ class Slots:
 
     def __init__(self, num_slots: int, capacity: int, can_rewind: bool = True) -> None:
         self._can_rewind = can_rewind
-        self._forks: list[list[int]] = [[] for _ in range(num_slots)]
+        self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
         self._lengths = [0] * num_slots
@@ -73,7 +72,8 @@ class Slots:
         if shared[giver] >= shared[slot] + MIN_COPY:
             copy = Copy(giver, slot, shared[giver])
         length = shared[giver] if copy else shared[slot]
-        self._forks[slot] = [length] if copy else [fork for fork in self._forks[slot] if fork <= length]
+        kept = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
+        self._checkpoints[slot] = kept
         self._tokens_SP[slot, :length] = tokens[:length]
         self._lengths[slot] = length
         self._sources[slot] = source
@@ -81,15 +81,15 @@ class Slots:
         return Taken(slot, length, copy)
 
     def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
-        """Notes that `tokens` are now resident behind what the slot held, and kept there as a fork."""
+        """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
         start = self._lengths[slot]
         if is_checkpoint:
-            self._forks[slot].append(start + len(tokens))
+            self._checkpoints[slot].append(start + len(tokens))
         self._lengths[slot] = start + len(tokens)
         self._tokens_SP[slot, start : start + len(tokens)] = tokens
 
     def release(self, slot: int) -> None:
-        """Frees the slot. In one that can be cut, one position stays unused, where an idle row may write."""
+        """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
         self._clock += 1
         self._released[slot] = self._clock
@@ -102,4 +102,4 @@ class Slots:
         shared = common_prefix(self._tokens_SP[slot, :length], tokens)
         if self._can_rewind or shared == length:
             return shared
-        return max((fork for fork in self._forks[slot] if fork <= shared), default=0)
+        return max((kept for kept in self._checkpoints[slot] if kept <= shared), default=0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from olive_ext.engine.scheduling.shared_prefix import FIRST_CELL
-from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Runner, Step
+from olive_ext.engine.runners.base import Traits
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, LogitsRow, Row, Step, StepOutput
 
 SIZES = (64, 128, 256, 512)
 """Tokens of a step among which the best is chosen."""
@@ -34,6 +35,17 @@ MARGIN = 0.95
 move."""
 
 
+class Target(Protocol):
+    """What is timed: a runner, or one with a tap."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def reserve(self, positions: int, cells: int = 0) -> None: ...
+
+    def run(self, step: Step) -> StepOutput: ...
+
+
 @dataclass(frozen=True)
 class StepCost:
     """Seconds: of any step, of each token, of each pair of token and cell."""
@@ -50,7 +62,7 @@ class StepCost:
         """Seconds of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
         return sum(self._of_text(tokens, past, size) for tokens, past in parts)
 
-    def of_branches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+    def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
         """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
         the next step, behind its own beginning."""
         return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
@@ -63,7 +75,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Choice:
-    """Tokens of a step of branches, or 0 for one sequence a step; and why."""
+    """Tokens of a tree batch, or 0 for one sequence a step; and why."""
 
     size: int
     reason: str
@@ -73,24 +85,24 @@ def choose(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> Choic
     """The cheapest form of steps for a plan whose parts are (tokens to feed, tokens resident before); a part alone is
     fed in steps of `row_size`."""
     rows = cost.of_rows(parts, row_size)
-    branches = {size: cost.of_branches(parts, size) for size in SIZES}
-    size = min(branches, key=lambda size: branches[size])
-    reason = f"measured: {branches[size]:.3g} s expected in steps of {size} tokens, {rows:.3g} s one by one"
-    return Choice(size if branches[size] < MARGIN * rows else 0, reason)
+    batches = {size: cost.of_tree_batches(parts, size) for size in SIZES}
+    size = min(batches, key=lambda size: batches[size])
+    reason = f"measured: {batches[size]:.3g} s expected in steps of {size} tokens, {rows:.3g} s one by one"
+    return Choice(size if batches[size] < MARGIN * rows else 0, reason)
 
 
-def measure(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Times steps of the trunk; the best of a few each, behind one that is not counted."""
-    shapes = [(tokens, min(cells, runner.context_length)) for tokens, cells in SHAPES]
-    runner.reserve_shared_prefix(FIRST_CELL + max(cells for _, cells in shapes))
-    seconds = [min([_timed(runner, tokens, cells, clock) for _ in range(REPEATS)][1:]) for tokens, cells in shapes]
+def measure(target: Target, clock: Callable[[], float] = time.perf_counter) -> StepCost:
+    """Times tree batches; the best of a few of each size, behind one that is not counted."""
+    shapes = [(tokens, min(cells, target.traits.context_length)) for tokens, cells in SHAPES]
+    target.reserve(0, FIRST_CELL + max(cells for _, cells in shapes))
+    seconds = [min([_timed(target, tokens, cells, clock) for _ in range(REPEATS)][1:]) for tokens, cells in shapes]
     factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
     return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())
 
 
-def _timed(runner: Runner, tokens: int, cells: int, clock: Callable[[], float]) -> float:
+def _timed(target: Target, tokens: int, cells: int, clock: Callable[[], float]) -> float:
     past = cells - tokens - FIRST_CELL
     row = Row(SHARED_PREFIX, past, (0,) * tokens, cells_P=np.arange(FIRST_CELL, FIRST_CELL + past, dtype=np.int32))
     begin = clock()
-    runner.run(Step((row,), logits_rows=(LogitsRow(0, tokens - 1),), first_cell=FIRST_CELL + past))
+    target.run(Step((row,), logits_rows=(LogitsRow(0, tokens - 1),), first_cell=FIRST_CELL + past))
     return clock() - begin

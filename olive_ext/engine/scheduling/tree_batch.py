@@ -1,17 +1,25 @@
-"""Scored sequences as branches of the trunk: which rows the next step holds.
+"""Scored sequences in tree batches: which rows the next step holds, and where their common prefix lies in the cache.
 
-Knows no runner; the scheduler takes in what the step finds.
+The shared-prefix cache is one path of tokens, each in a cell. Knows no runner; the scheduler takes in the results.
+
+path     A B C D      after a step with the rows "A B x y" and "A B C D"
+cells    1 2 5 6      (x and y lie in 3 and 4)
+settled  1 2 3 4      where the next sequence shares all four
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from olive_ext.engine.scheduling.sequences import Sequence, TokenArray
-from olive_ext.engine.scheduling.shared_prefix import SharedPrefix
-from olive_ext.engine.step import SHARED_PREFIX, Move, Row
+import numpy as np
+
+from olive_ext.engine.requests import TokenArray, common_prefix
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, Move, Row
+
+CELLS_PER_POSITION = 2
+"""Cells of the shared-prefix cache at most, for each position of the context: rotary tables are made to cover them."""
 
 
 @dataclass(frozen=True)
@@ -30,39 +38,84 @@ class TreeBatches:
     """Waiting sequences in sorted order, of which the first may be computed in part."""
 
     def __init__(self, capacity: int) -> None:
-        self._trunk = SharedPrefix(capacity)
+        """`capacity`: cells of the shared-prefix cache."""
+        self._prefix = SharedPrefix(capacity)
         self._waiting: deque[Sequence] = deque()
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
-        self._waiting.extend(sequences)
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
 
     def plan(self, num_tokens: int) -> TreeBatchPlan:
-        """Rows with `num_tokens` tokens together, fewer where no more are waiting. The last may end before its
+        """Rows with `num_tokens` tokens together, fewer where no more are waiting. The last row may end before its
         sequence does, which then stays the first that waits."""
-        move = self._trunk.settle(_to_join(self._waiting[0]))
-        first_cell = self._trunk.top
-        room = min(num_tokens, self._trunk.room)
+        move = self._prefix.settle(_to_join(self._waiting[0]))
+        first_cell = self._prefix.top
+        room = min(num_tokens, self._prefix.room)
         rows: list[tuple[Sequence, Row]] = []
         shared = []
         while room and self._waiting:
             sequence = self._waiting[0]
             is_new = not sequence.computed
-            sequence.computed = self._trunk.join(_to_join(sequence))
+            sequence.computed = self._prefix.join(_to_join(sequence))
             if is_new:
                 shared.append(sequence.computed)
             stop = min(sequence.end, sequence.computed + room)
             tokens = sequence.tokens[sequence.computed : stop]
-            row = Row(SHARED_PREFIX, sequence.computed, tuple(tokens.tolist()), cells_P=self._trunk.cells())
-            self._trunk.extend(tokens)
+            row = Row(SHARED_PREFIX, sequence.computed, tuple(tokens.tolist()), cells_P=self._prefix.cells())
+            self._prefix.extend(tokens)
             rows.append((sequence, row))
             room -= len(tokens)
             if stop == sequence.end:
                 self._waiting.popleft()
         return TreeBatchPlan(tuple(rows), tuple(shared), (move,) if move else (), first_cell)
+
+
+class SharedPrefix:
+    """The tokens of the sequence that was fed last, and their cells. Sequences are to come in sorted order."""
+
+    def __init__(self, capacity: int) -> None:
+        self._tokens_P = np.zeros(capacity, np.int32)
+        self._cells_P: CellArray = np.zeros(capacity, np.int32)
+        self._length = 0
+        self.top = FIRST_CELL
+        """The cell of the next token."""
+
+    @property
+    def room(self) -> int:
+        """Cells that are left."""
+        return len(self._cells_P) - self.top
+
+    def settle(self, tokens: TokenArray) -> Move | None:
+        """Forgets all but what `tokens` shares with the path, and puts that into the first cells."""
+        length = self.join(tokens)
+        settled = np.arange(FIRST_CELL, FIRST_CELL + length, dtype=np.int32)
+        stays = common_prefix(self._cells_P[:length], settled)
+        move = Move(self._cells_P[stays:length].copy(), FIRST_CELL + stays) if stays < length else None
+        self._cells_P[:length] = settled
+        self.top = FIRST_CELL + length
+        return move
+
+    def join(self, tokens: TokenArray) -> int:
+        """Cuts the path back to what it shares with `tokens`: the number of tokens."""
+        self._length = common_prefix(self._tokens_P[: self._length], tokens)
+        return self._length
+
+    def cells(self) -> CellArray:
+        """The cell of each token of the path."""
+        cells: CellArray = self._cells_P[: self._length].copy()
+        return cells
+
+    def extend(self, tokens: TokenArray) -> None:
+        """Continues the path with `tokens`, in the next cells."""
+        stop = self._length + len(tokens)
+        self._tokens_P[self._length : stop] = tokens
+        self._cells_P[self._length : stop] = np.arange(self.top, self.top + len(tokens))
+        self._length = stop
+        self.top += len(tokens)
 
 
 def _to_join(sequence: Sequence) -> TokenArray:

@@ -37,7 +37,13 @@ MAX_FOREST_ROWS = 60
 MAX_TASK_PICTURES = 12
 """Tasks with pictures of their own besides those of all tasks."""
 
-_TONES: dict[Kind, str] = {"loss": "loss", "gain": "gain", "no_loss_found": "unclear", "nothing_compared": "plain"}
+_TONES: dict[Kind, str] = {
+    "loss": "loss",
+    "gain": "gain",
+    "no_loss_found": "unclear",
+    "nothing_compared": "plain",
+    "cannot_tell": "loss",
+}
 
 
 Tile = tuple[str, str, str]

@@ -10,26 +10,26 @@ import pytest
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
 from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
-from olive_ext.engine.runners.genai.generator_traits import Continues, Traits, find_traits
+from olive_ext.engine.runners.genai.generator_traits import Continues, GeneratorTraits, find_traits
 from olive_ext.errors import ModelError, RunError
 from tests.engine.fake_runner import VOCAB, logits_of, oracle
 
 CONTEXT = 96
-ALL = Traits(Continues.BY_MANY, returns_all_rows=True, rewinds=True)
+ALL = GeneratorTraits(Continues.BY_MANY, returns_all_rows=True, rewinds=True)
 KINDS = {
     "all": ALL,
-    "last row only": Traits(Continues.BY_MANY, returns_all_rows=False, rewinds=True),
-    "no rewind": Traits(Continues.BY_MANY, returns_all_rows=True, rewinds=False),
-    "one by one": Traits(Continues.BY_ONE, returns_all_rows=True, rewinds=False),
-    "one by one, rewinds": Traits(Continues.BY_ONE, returns_all_rows=True, rewinds=True),
-    "once": Traits(Continues.NOT, returns_all_rows=False, rewinds=False),
+    "last row only": GeneratorTraits(Continues.BY_MANY, returns_all_rows=False, rewinds=True),
+    "no rewind": GeneratorTraits(Continues.BY_MANY, returns_all_rows=True, rewinds=False),
+    "one by one": GeneratorTraits(Continues.BY_ONE, returns_all_rows=True, rewinds=False),
+    "one by one, rewinds": GeneratorTraits(Continues.BY_ONE, returns_all_rows=True, rewinds=True),
+    "once": GeneratorTraits(Continues.NOT, returns_all_rows=False, rewinds=False),
 }
 
 
 class FakeGenerator:
     """Holds tokens; refuses what the traits say it cannot do, or, where `is_silent`, goes wrong without a word."""
 
-    def __init__(self, traits: Traits, capacity: int, *, is_silent: bool = False, window: int = 0) -> None:
+    def __init__(self, traits: GeneratorTraits, capacity: int, *, is_silent: bool = False, window: int = 0) -> None:
         self._traits = traits
         self._capacity = capacity
         self._is_silent = is_silent
@@ -70,7 +70,7 @@ class FakeGenerator:
 
 
 class FakeModel:
-    def __init__(self, traits: Traits, *, is_silent: bool = False, window: int = 0) -> None:
+    def __init__(self, traits: GeneratorTraits, *, is_silent: bool = False, window: int = 0) -> None:
         self.context_length = CONTEXT
         self.logits_name = "logits"
         self.traits = traits
@@ -86,7 +86,7 @@ class FakeModel:
         self.capacities.append(capacity)
         return FakeGenerator(self.traits, capacity, is_silent=self._is_silent, window=self._window)
 
-    def find(self, tokens: int = 4, **more: object) -> Traits:
+    def find(self, tokens: int = 4, **more: object) -> GeneratorTraits:
         return find_traits(lambda: self.new_generator(CONTEXT), range(1, 1 + tokens), "logits", **more)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, object]:
@@ -177,9 +177,9 @@ def test_tokens_fed_again_for_want_of_a_rewind_are_told() -> None:
 def test_host_bytes_are_the_logits_that_were_read() -> None:
     engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
     engine.run([Request(tuple(range(10)), 1)])
-    assert engine.host_bytes == 4 * VOCAB
+    assert engine.runner.host_bytes == 4 * VOCAB
     engine.run([Request(tuple(range(1, 11)), 2)])
-    assert engine.host_bytes == 4 * VOCAB * (1 + 9)
+    assert engine.runner.host_bytes == 4 * VOCAB * (1 + 9)
 
 
 def test_sampling_draws_from_the_same_rows() -> None:

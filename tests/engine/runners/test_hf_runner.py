@@ -13,7 +13,6 @@ import torch
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Source
 from olive_ext.engine.runners.hf.hf_runner import HfRunner, context_length, load_model
-from olive_ext.engine.scheduling.scoring_form import ScoringSteps
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
 
@@ -98,8 +97,8 @@ def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> Non
     model = make("llama")
     model.set_attn_implementation(attention)
     runner = HfRunner(model, {})
-    assert runner.has_tree_batches
-    engine = Engine(runner, 64, ScoringSteps(runner, 48))
+    assert runner.traits.tree_batches
+    engine = Engine(runner, 48)
     asked = requests(40)
     results = engine.run(asked)
     for request, result in zip(asked, results, strict=True):
@@ -114,7 +113,7 @@ def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> Non
 
 def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
     runner = HfRunner(make("llama"), {})
-    runner.reserve_shared_prefix(100)
+    runner.reserve(0, 100)
     row = Row(SHARED_PREFIX, 60, (5, 6, 7), cells_P=np.arange(1, 61, dtype=np.int32))
     output = runner.run(Step((row,), (LogitsRow(0, 2),), ((0, 4),), first_cell=61))
     assert np.isfinite(output.target_logprobs).all()
@@ -125,7 +124,7 @@ def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
 
 @pytest.mark.parametrize("family", ["sliding", "mamba"])
 def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
-    assert not HfRunner(make(family), {}).has_tree_batches
+    assert not HfRunner(make(family), {}).traits.tree_batches
 
 
 class Deaf(torch.nn.Module):
@@ -152,7 +151,7 @@ class Deaf(torch.nn.Module):
 
 def test_model_that_scores_branches_wrongly_is_found_by_trying() -> None:
     runner = HfRunner(Deaf(), {})
-    assert not runner.has_tree_batches
+    assert not runner.traits.tree_batches
     assert "branches score" in runner.describe()["notes"][0]
 
 
@@ -175,7 +174,7 @@ def test_a_last_row_that_nothing_is_read_of_adds_no_row_of_logits() -> None:
     """As where a step is full before a text's first score: the candidate's rows of logits are one for each head."""
     model = make("llama")
     runner = HfRunner(model, {})
-    runner.reserve_shared_prefix(40)
+    runner.reserve(0, 40)
     cells = np.arange(1, 4, dtype=np.int32)
     rows = (Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=cells[:0]), Row(SHARED_PREFIX, 3, (8, 9), cells_P=cells))
     output = runner.run(Step(rows, (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
@@ -186,10 +185,10 @@ def test_a_last_row_that_nothing_is_read_of_adds_no_row_of_logits() -> None:
 
 def test_context_is_the_configurations_or_shorter() -> None:
     model = make("llama")
-    assert HfRunner(model, {}).context_length == 128
-    assert HfRunner(model, {}, max_length=50).context_length == 50
+    assert HfRunner(model, {}).traits.context_length == 128
+    assert HfRunner(model, {}, max_length=50).traits.context_length == 50
     assert context_length(make("mamba").config) is None
-    assert HfRunner(make("mamba"), {}).context_length == 2048
+    assert HfRunner(make("mamba"), {}).traits.context_length == 2048
     with pytest.raises(ModelError, match="max_length = 129: the model's context is 128 tokens"):
         HfRunner(model, {}, max_length=129)
 

@@ -83,6 +83,6 @@ def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_t
     found = []
     for wanted in (65, 129, 100, 500):
         engine.runner.reserve(wanted)
-        found.append(engine.runner.capacity)
+        found.append(engine.runner.capacity.positions)
     engine.close()
     assert found == [128, 192, 192, 512]

@@ -19,7 +19,7 @@ class _Watching(FakeRunner):
     """Notes the capacity at which each step ran, and asks for masks that reach to it."""
 
     def run(self, step: Step) -> StepOutput:
-        assert step.width == self.capacity
+        assert step.width == self.capacity.positions
         return super().run(step)
 
 

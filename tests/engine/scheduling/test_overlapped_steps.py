@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.oom_split import num_tokens
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling
-from olive_ext.engine.scheduling.step_thread import NAME
+from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FakeRunner, ShortRunner, oracle
@@ -72,7 +71,7 @@ def test_steps_without_memory_are_halved_and_results_stay(
     runner = ShortRunner(num_slots, batching, async_decode=True)
     engine = Engine(runner, chunk_size)
     assert_runs_as_oracle(engine, calls)
-    assert max((num_tokens(step) for step in runner.steps), default=0) <= runner.most
+    assert max((step.num_tokens for step in runner.steps), default=0) <= runner.most
     engine.close()
 
 
@@ -152,7 +151,7 @@ def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
 
 
 def _threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
 
 
 class Slow(FakeRunner):
@@ -216,7 +215,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
     def interrupt(index: int, result: Result) -> None:
         raise KeyboardInterrupt
 
-    class Interrupted(type(engine._thread)):  # type: ignore[misc]
+    class Interrupted(type(engine._generating._thread)):  # type: ignore[misc]
         def settle(self) -> None:
             if raised or self._executor is None:
                 super().settle()
@@ -224,7 +223,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
                 raised.append(True)
                 raise KeyboardInterrupt
 
-    engine._thread = Interrupted(runner.run)
+    engine._generating._thread = Interrupted(runner.run)
     with pytest.raises(KeyboardInterrupt):
         engine.run([Request((5, 6), 0, Generation(4)), *LONG], interrupt)
     assert raised
@@ -292,8 +291,8 @@ def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
     results = engine.run_continuous(enumerate([short, *LONG[:2]]))
     key, result = next(results)
     assert (key, result.finish_reason) == (0, FinishReason.STOP_ID)
-    assert engine._begun is not None
-    assert not engine._begun.done()
+    assert engine._generating._begun is not None
+    assert not engine._generating._begun.done()
     rest = dict(results)
     for number, request in enumerate(LONG[:2], start=1):
         assert_equal(rest[number], oracle(request))

@@ -18,7 +18,7 @@ def test_a_long_text_alone_pays_for_its_own_past_only() -> None:
 
 
 def test_a_long_text_in_branches_costs_what_it_costs_alone_in_steps_of_that_size() -> None:
-    assert COST.of_branches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
+    assert COST.of_tree_batches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
 
 
 def test_short_texts_share_the_fixed_cost_of_a_step_and_long_ones_run_alone() -> None:
@@ -34,7 +34,7 @@ class _Clocked(FakeRunner):
     def run(self, step: Step) -> StepOutput:
         tokens = sum(len(row.tokens) for row in step.rows)
         assert step.first_cell is not None
-        assert step.first_cell + tokens <= self.shared_prefix_capacity
+        assert step.first_cell + tokens <= self.capacity.cells
         self.now += COST.of(tokens, step.first_cell + tokens)
         return StepOutput(*[None] * 3)  # type: ignore[arg-type]
 
@@ -44,4 +44,4 @@ def test_measuring_finds_the_costs_whatever_the_context(context: int) -> None:
     runner = _Clocked(1, Batching.RANGE, context, has_tree_batches=True)
     found = measure(runner, lambda: runner.now)
     assert (found.fixed, found.per_token, found.per_pair) == pytest.approx((0.02, 0.001, 5e-7), rel=1e-3)
-    assert runner.shared_prefix_capacity == 1 + min(context, SHAPES[-1][1])
+    assert runner.capacity.cells == 1 + min(context, SHAPES[-1][1])

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
-from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, Traits, find_traits
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, first_line
+from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.attention import rotary_rows
@@ -28,8 +28,8 @@ _NO_TOKEN = -1
 and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
 
 
-def open_genai_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:
-    """An engine that drives onnxruntime-genai.
+def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+    """A model that runs on onnxruntime-genai.
 
     Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
     package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
@@ -54,7 +54,7 @@ def open_genai_engine(model: ResolvedModel, *, profile_prefix: Path | None = Non
         "runtime": "genai",
         "runtime_origin": origin,
     }
-    return Engine(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
+    return OpenedRunner(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
 
 
 class GenaiModel:
@@ -114,7 +114,7 @@ class GenaiModel:
     def close(self) -> None:
         self._model = None
 
-    def _find_traits(self, files: ModelFiles) -> Traits:
+    def _find_traits(self, files: ModelFiles) -> GeneratorTraits:
         window = input_window(files)
         size = max(NUM_TOKENS, window)
         vocab_size = int(files.genai_config["model"].get("vocab_size") or size + 1)
@@ -144,7 +144,7 @@ def _import() -> Any:
         import onnxruntime_genai
     except ImportError as error:
         raise ProviderError(
-            f"this model needs onnxruntime-genai, which cannot be imported ({first_line(error)}): install "
+            f"this model needs onnxruntime-genai, which cannot be imported ({joined_lines(error)}): install "
             f"olive-ext[cpu] or olive-ext[gpu], which bring it, or set 'engine.runtime' to \"onnxruntime\""
         ) from error
     return onnxruntime_genai
@@ -202,7 +202,7 @@ def _rotary_rows(files: ModelFiles) -> int | None:
 
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:
-    reason = first_line(error)
+    reason = joined_lines(error)
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
         return ProviderError(

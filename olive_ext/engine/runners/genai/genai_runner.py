@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from olive_ext.engine.requests import Source, refuse_source
-from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, Traits, feed
-from olive_ext.engine.step import Batching, FloatArray, Step, StepOutput
-from olive_ext.errors import RunError, first_line
+from olive_ext.engine.runners.base import Capacity, Runner, Traits
+from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, GeneratorTraits, feed
+from olive_ext.engine.step import FloatArray, Step, StepOutput
+from olive_ext.errors import RunError, joined_lines
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
@@ -28,7 +28,7 @@ class Model(Protocol):
     def context_length(self) -> int: ...
 
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> GeneratorTraits: ...
 
     @property
     def logits_name(self) -> str: ...
@@ -42,77 +42,59 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
-class GenaiRunner:
+class GenaiRunner(Runner):
     """One slot, which is one generator. Where a generator cannot go on from the row's past, a new one is fed the past
     again: the tokens of a slot are kept on the host."""
 
-    batching = Batching.SINGLE
-    num_slots = 1
-    async_decode = False
-    source_kind = None
-    has_tree_batches = False
-    shared_prefix_capacity = 0
+    capacity = Capacity(num_slots=1)
+    host_bytes = 0
 
     def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
-        self.capacity = 0
-        self.host_bytes = 0
+        super().__init__(Traits(model.context_length, can_rewind=model.traits.rewinds))
         self.tokens_replayed = 0
         self._model = model
-        self._traits = model.traits
+        self._generators = model.traits
         self._facts = facts
         self._generator: Generator | None = None
         self._tokens: list[int] = []
 
-    @property
-    def chunked_prefill(self) -> bool:
-        return True
-
-    @property
-    def can_rewind(self) -> bool:
-        return self._traits.rewinds
-
-    @property
-    def context_length(self) -> int:
-        return self._model.context_length
-
-    def check_source(self, source: Source | None) -> None:
-        refuse_source(source)
-
-    def reserve(self, positions: int) -> None:
+    def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes room for `positions` (rounded up), at least twice what there was; never shrinks it."""
-        if positions <= self.capacity:
+        if positions <= self.capacity.positions:
             return
-        wanted = max(positions, 2 * self.capacity)
-        self.capacity = min(-(-wanted // CAPACITY_STEP) * CAPACITY_STEP, self.context_length)
+        wanted = max(positions, 2 * self.capacity.positions)
+        self.capacity = Capacity(1, min(-(-wanted // CAPACITY_STEP) * CAPACITY_STEP, self.traits.context_length))
         self._forget()
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        """There is none."""
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and onnxruntime-genai's reason when the device fails."""
         (row,) = step.rows
-        offsets = [head.offset for head in step.logits_rows]
+        offsets = [found.offset for found in step.logits_rows]
         try:
-            if self._traits.continues is Continues.NOT:
+            if self._generators.continues is Continues.NOT:
                 logits_RV = self._feed_afresh(row.past, row.tokens, offsets)
             else:
                 logits_RV = self._feed(self._at(row.past), row.tokens, offsets)
         except (RuntimeError, MemoryError) as error:
             self._forget()
             shape = f"{len(row.tokens)} tokens behind {row.past} positions"
-            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {first_line(error)}") from error
+            raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
+
+    def release_memory(self) -> None:
+        """Drops the generator, which owns the KV cache."""
+        self._forget()
+        self.capacity = Capacity(num_slots=1)
 
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
             **self._model.describe(),
-            "capacity": self.capacity,
-            "context_length": self.context_length,
-            "batching": self.batching.value,
+            "capacity": self.capacity.positions,
+            "context_length": self.traits.context_length,
+            "batching": self.traits.batching.value,
             "kv_cache": "onnxruntime-genai's generator",
-            "kv_binding": f"continues: {self._traits.continues.value}; rewinds: {_yes(self._traits.rewinds)}",
+            "kv_binding": f"continues: {self._generators.continues.value}; rewinds: {_yes(self._generators.rewinds)}",
             "tokens_replayed": self.tokens_replayed,
             "scoring_head": "host",
             "scoring_head_reason": "onnxruntime-genai hands whole rows of logits to the host",
@@ -130,21 +112,21 @@ class GenaiRunner:
         """A generator that holds the first `past` tokens of the slot and no others."""
         if self._generator is not None and past == len(self._tokens):
             return self._generator
-        if self._generator is not None and self._traits.rewinds:
+        if self._generator is not None and self._generators.rewinds:
             self._generator.rewind_to(past)
             del self._tokens[past:]
             return self._generator
         kept = self._tokens[:past]
         self._forget()  # before another is made: two would take twice the memory
-        self._generator = self._model.new_generator(self.capacity)
+        self._generator = self._model.new_generator(self.capacity.positions)
         self._append(self._generator, kept)
         self.tokens_replayed += past
         return self._generator
 
     def _feed(self, generator: Generator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
         """Feeds `tokens`; the logits [R, V] behind those at `offsets` (ascending), in fp32."""
-        is_one_feed = self._traits.continues is Continues.BY_MANY or not self._tokens
-        if offsets and offsets != [len(tokens) - 1] and is_one_feed and self._traits.returns_all_rows:
+        is_one_feed = self._generators.continues is Continues.BY_MANY or not self._tokens
+        if offsets and offsets != [len(tokens) - 1] and is_one_feed and self._generators.returns_all_rows:
             self._append(generator, tokens)
             logits_SV = generator.get_output(self._model.logits_name)[0]
             self.host_bytes += logits_SV.nbytes
@@ -164,14 +146,14 @@ class GenaiRunner:
         rows: list[FloatArray] = []
         for offset in offsets:
             self._generator = None
-            self._generator = self._model.new_generator(self.capacity)
+            self._generator = self._model.new_generator(self.capacity.positions)
             feed(self._generator, self._tokens[: past + offset + 1])
             self.tokens_replayed += past + offset
             rows.append(self._last(self._generator))
         return _stack(rows)
 
     def _append(self, generator: Generator, tokens: Sequence[int]) -> None:
-        feed(generator, tokens, one_by_one=bool(self._tokens) and self._traits.continues is Continues.BY_ONE)
+        feed(generator, tokens, one_by_one=bool(self._tokens) and self._generators.continues is Continues.BY_ONE)
         self._tokens += tokens
 
     def _last(self, generator: Generator) -> FloatArray:
@@ -182,16 +164,16 @@ class GenaiRunner:
 
 def score(logits_RV: FloatArray, step: Step) -> StepOutput:
     """The log-softmax in fp32 with its sum in fp64, the argmax, and the rows to sample from."""
-    num_heads, vocab_size = logits_RV.shape
-    greedy_R = logits_RV.argmax(-1) if num_heads else np.empty(0, np.int64)
+    num_rows, vocab_size = logits_RV.shape
+    greedy_R = logits_RV.argmax(-1) if num_rows else np.empty(0, np.int64)
     log_sums: dict[int, float] = {}
     logprobs_T = np.empty(len(step.targets), np.float32)
-    for place, (head, token) in enumerate(step.targets):
-        logits_V = logits_RV[head]
-        if head not in log_sums:
+    for place, (row, token) in enumerate(step.targets):
+        logits_V = logits_RV[row]
+        if row not in log_sums:
             top = logits_V.max()
-            log_sums[head] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
-        logprobs_T[place] = float(logits_V[token]) - log_sums[head]
+            log_sums[row] = float(top) + float(np.log(np.exp(logits_V - top).sum(dtype=np.float64)))
+        logprobs_T[place] = float(logits_V[token]) - log_sums[row]
     samples_KV = logits_RV[list(step.samples)] if step.samples else np.empty((0, vocab_size), np.float32)
     return StepOutput(logprobs_T, greedy_R.astype(np.int64), samples_KV)
 

@@ -51,7 +51,7 @@ class Continues(str, Enum):
 
 
 @dataclass(frozen=True)
-class Traits:
+class GeneratorTraits:
     """Of every generator of a model."""
 
     continues: Continues
@@ -76,7 +76,7 @@ def find_traits(
     *,
     may_rewind: bool = True,
     window_size: int = 0,
-) -> Traits:
+) -> GeneratorTraits:
     """Feeds the first `NUM_TOKENS` of `tokens` in several ways and compares the logits behind the last.
 
     `may_rewind` is False where a rewind is known to go wrong only later (a cache that drops old positions).
@@ -88,8 +88,8 @@ def find_traits(
     continues = Continues.NOT if window_size else trial.continues()
     if continues is Continues.NOT:
         trial.check_padding(tokens[:window_size])
-        return Traits(continues, returns_all_rows=False, rewinds=False)
-    return Traits(continues, trial.returns_all_rows, may_rewind and trial.rewinds(continues))
+        return GeneratorTraits(continues, returns_all_rows=False, rewinds=False)
+    return GeneratorTraits(continues, trial.returns_all_rows, may_rewind and trial.rewinds(continues))
 
 
 class _Trial:

@@ -1,4 +1,4 @@
-"""Runs steps on a Hugging Face model in torch: one sequence at a time, or branches. Knows no tokenizer.
+"""Runs steps on a Hugging Face model in torch: one sequence at a time, or a tree batch. Knows no tokenizer.
 
 Axes: S tokens of a row, R logits rows, V vocabulary, K sampled rows.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Source, refuse_source
-from olive_ext.engine.runners.hf.hf_tree_batch import HfTrunk, takes_masks
-from olive_ext.engine.runners.tree_batch_trial import check_tree_batches
-from olive_ext.engine.scheduling.prefix_tree import common_prefix
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.requests import common_prefix
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.hf.hf_tree_batch import HfSharedPrefix, takes_masks
+from olive_ext.engine.runners.trials import check_tree_batches
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
@@ -32,28 +32,26 @@ _DEFAULT_LENGTH = 2048
 """Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
 
 
-class HfRunner:
+class HfRunner(Runner):
     """One slot, and transformers' cache of what was fed last.
 
     A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
-    serve (a window, a recurrent state, none at all) the past is fed again. TreeBatches run together in a cache of their
-    own, where that is found to be right. Its logits are exposed on the host.
+    serve (a window, a recurrent state, none at all) the past is fed again. Tree batches run in a cache of their
+    own, where a trial finds that to be right. The logits rows are returned on the host.
     """
 
-    batching = Batching.SINGLE
-    num_slots = 1
-    async_decode = False
-    source_kind = None
+    capacity = Capacity(num_slots=1)
+    host_bytes = 0
 
     def __init__(self, model: Any, facts: Mapping[str, Any], max_length: int | None = None) -> None:
-        self.host_bytes = 0
         self.tokens_replayed = 0
         self._model = model
         self._facts = facts
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
             raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
-        self._context_length = max_length or own or _DEFAULT_LENGTH
+        length = max_length or own or _DEFAULT_LENGTH
+        self.capacity = Capacity(1, length)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_cache = "past_key_values" in parameters
         self._picks_rows = "logits_to_keep" in parameters
@@ -62,76 +60,57 @@ class HfRunner:
         self._cached: list[int] = []
         self._slot: list[int] = []
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks(model)
-        self._trunk = HfTrunk(model, self._new_cache) if has_tree_batches else None
-        self._trunk_cells = 0
+        self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
+        is_cut = self._is_croppable
+        super().__init__(Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches))
         if has_tree_batches and (
             problem := check_tree_batches(self, model.config.get_text_config(decoder=True).vocab_size)
         ):
-            self._trunk = None
+            self._shared_prefix = None
+            self.traits = replace(self.traits, tree_batches=False)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
         self._forget()
 
-    @property
-    def has_tree_batches(self) -> bool:
-        return self._trunk is not None
-
-    @property
-    def shared_prefix_capacity(self) -> int:
-        return self._trunk_cells
-
-    @property
-    def can_rewind(self) -> bool:
-        return self._is_croppable
-
-    @property
-    def chunked_prefill(self) -> bool:
-        return self._is_croppable
-
-    @property
-    def capacity(self) -> int:
-        return self._context_length
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    def check_source(self, source: Source | None) -> None:
-        refuse_source(source)
-
-    def reserve(self, positions: int) -> None:
-        """Nothing: the cache grows as it is fed."""
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        """Allocates nothing either."""
-        self._trunk_cells = max(self._trunk_cells, cells)
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Allocates nothing: the caches grow as they are fed."""
+        self.capacity = self.capacity._replace(cells=max(self.capacity.cells, cells))
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
         try:
-            logits_RV = self._run_rows(step) if step.first_cell is None else self._run_branches(step)
+            logits_RV = self._run_rows(step) if step.first_cell is None else self._run_tree_batch(step)
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
             shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
             raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 
-    def _run_branches(self, step: Step) -> torch.Tensor:
-        assert self._trunk is not None
-        return self._trunk.run(step)
+    def _run_tree_batch(self, step: Step) -> torch.Tensor:
+        assert self._shared_prefix is not None
+        return self._shared_prefix.run(step)
 
     def _run_rows(self, step: Step) -> torch.Tensor:
         (row,) = step.rows
         past = self._slot[: row.past]
-        logits_RV = self._feed(past, row.tokens, [head.offset for head in step.logits_rows])
+        logits_RV = self._feed(past, row.tokens, [found.offset for found in step.logits_rows])
         self._slot = [*past, *row.tokens]
         return logits_RV
+
+    def release_memory(self) -> None:
+        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        import torch
+
+        self._forget()
+        self._slot = []
+        self.capacity = self.capacity._replace(cells=0)
+        torch.cuda.empty_cache()
 
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
-            "capacity": self.capacity,
-            "context_length": self.context_length,
-            "batching": self.batching.value,
+            "capacity": self.capacity.positions,
+            "context_length": self.traits.context_length,
+            "batching": self.traits.batching.value,
             "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
             "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
             "tokens_replayed": self.tokens_replayed,
@@ -146,8 +125,8 @@ class HfRunner:
     def _forget(self) -> None:
         self._cache = None
         self._cached = []
-        if self._trunk is not None:
-            self._trunk.forget()
+        if self._shared_prefix is not None:
+            self._shared_prefix.forget()
 
     def _new_cache(self) -> Any:
         from transformers import DynamicCache
@@ -187,9 +166,9 @@ class HfRunner:
 
         with torch.inference_mode():
             log_sums_R = logits_RV.logsumexp(-1)
-            heads_T = torch.tensor([head for head, _ in step.targets], dtype=torch.long, device=logits_RV.device)
+            rows_T = torch.tensor([row for row, _ in step.targets], dtype=torch.long, device=logits_RV.device)
             ids_T = torch.tensor([token for _, token in step.targets], dtype=torch.long, device=logits_RV.device)
-            logprobs_T = logits_RV[heads_T, ids_T] - log_sums_R[heads_T]
+            logprobs_T = logits_RV[rows_T, ids_T] - log_sums_R[rows_T]
             greedy_R = logits_RV.argmax(-1)[: len(step.logits_rows)]
             samples_KV = logits_RV[list(step.samples)]
         logprobs, greedy, samples = (self._to_host(tensor) for tensor in (logprobs_T, greedy_R, samples_KV))
@@ -201,12 +180,12 @@ class HfRunner:
         return array
 
 
-def open_hf_engine(model: ResolvedModel) -> Engine:
-    """An engine on transformers. Raises `ModelError` for what cannot be loaded as a causal language model."""
+def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
+    """A model that runs on transformers. Raises `ModelError` for what cannot be loaded as a causal language model."""
     settings, threads = model.settings, model.settings.engine.num_threads
     num_threads = None if threads == "auto" else threads
     loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads=num_threads)
-    return Engine(HfRunner(loaded, facts, settings.max_length), choose_chunk_size(settings.engine)[0])
+    return OpenedRunner(HfRunner(loaded, facts, settings.max_length), choose_chunk_size(settings.engine)[0])
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""TreeBatches on a Hugging Face model: many texts in one pass, each told by a mask which cells of the cache it sees.
+"""Tree batches on a Hugging Face model: many texts in one pass; a mask limits each token to the cells that it sees.
 
 Axes: S tokens of a step, T cells, R logits rows, V vocabulary.
 """
@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olive_ext.engine.runners.ort.kv.tree_cells import visible_cells
-from olive_ext.engine.scheduling.shared_prefix import FIRST_CELL
-from olive_ext.engine.step import Row, Step
+from olive_ext.engine.step import FIRST_CELL, Row, Step, visible_cells
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +21,13 @@ _MASKED = ("sdpa", "eager")
 
 
 def takes_masks(model: Any) -> bool:
-    """Whether `model` can be told which cells a token sees, and at which position it stands."""
-    is_told = "position_ids" in inspect.signature(model.forward).parameters
-    return is_told and getattr(model.config, "_attn_implementation", None) in _MASKED
+    """Whether `model` takes a mask of the cells that a token sees, and the position of each token."""
+    has_positions = "position_ids" in inspect.signature(model.forward).parameters
+    return has_positions and getattr(model.config, "_attn_implementation", None) in _MASKED
 
 
-class HfTrunk:
-    """One cache of transformers whose places are the trunk's cells; cell 0, which no token sees, is not in it."""
+class HfSharedPrefix:
+    """The shared-prefix cache: a cache of transformers whose places are cells, less cell 0, which no token sees."""
 
     def __init__(self, model: Any, new_cache: Callable[[], Any]) -> None:
         self._model = model
@@ -50,7 +48,7 @@ class HfTrunk:
             ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
             starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
-            rows = torch.tensor([int(starts[head.row]) + head.offset for head in step.logits_rows] or [0])
+            rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
             logits_RV: torch.Tensor = self._model(
                 input_ids=ids,
                 attention_mask=self._mask(step.rows, step.first_cell),
@@ -62,7 +60,7 @@ class HfTrunk:
         return logits_RV.float()
 
     def _settle(self, step: Step) -> None:
-        """Moves what the step moves, and drops the cells that it writes anew."""
+        """Makes the step's moves, and drops the cells that the step writes anew."""
         assert step.first_cell is not None
         if self._cache is None:
             self._cache = self._new_cache()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.runners.shape_buckets import Shape, shape_of
 from olive_ext.engine.step import Step
@@ -55,7 +55,7 @@ class Captured:
 
 
 class Capture:
-    """The captured steps of one session: those in which all slots decode, one for each shape of them."""
+    """The captured steps of one session: those in which all slots decode, one for each of their shapes."""
 
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:
         self._session = session

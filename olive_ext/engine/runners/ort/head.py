@@ -1,4 +1,5 @@
-"""The scoring head of a runner: binds its row indices, reads the few numbers that cross to the host.
+"""The scoring head of a runner: binds its row indices, reads the few numbers that are copied to the host.
+Knows no cache.
 
 Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
 """
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.onnx_file import ModelProto
@@ -22,31 +23,6 @@ from olive_ext.model.types import DecoderSpec
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
 TOKENS_OUTPUT = "next_ids"
 ROWS_OUTPUT = "score_logits"
-
-
-class Head(Protocol):
-    """Computes a step's scores on the device."""
-
-    @property
-    def host_bytes(self) -> int: ...
-
-    @property
-    def async_decode(self) -> bool:
-        """Whether `next_ids` are kept."""
-        ...
-
-    @property
-    def next_ids(self) -> ort.OrtValue | None:
-        """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
-        ...
-
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        """Binds what the decoder session needs for it; `feed` is that session's."""
-        ...
-
-    def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput: ...
-
-    def describe(self) -> Mapping[str, Any]: ...
 
 
 def with_head(
@@ -59,13 +35,13 @@ def with_head(
 ) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    asked = {"exposes_rows": exposes_rows, "has_rows": has_rows}
-    return add_scoring_head(proto, spec.logits.name, **asked, tokens=tokens, keeps_layers=keeps)
+    rows = {"exposes_rows": exposes_rows, "has_rows": has_rows}
+    return add_scoring_head(proto, spec.logits.name, **rows, tokens=tokens, keeps_layers=keeps)
 
 
-class GraphHead:
-    """The head is part of the decoder's graph. With `exposed` the rows of logits are left on that device, with `kept`
-    the greedy tokens on that one.
+class Head:
+    """Computes a step's scores on the device, as a part of the decoder's graph. The logits rows are left on the device
+    `exposed`, the greedy tokens on `kept`, where these are given.
 
     `products`: (inner size, columns) of those besides the head's that run on scored rows only.
     """
@@ -78,8 +54,9 @@ class GraphHead:
         kept: Device | None = None,
         products: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.host_bytes = 0
         self.next_ids: ort.OrtValue | None = None
+        """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
+
         self._products = products
         self._exposed = exposed
         self._kept = kept
@@ -88,9 +65,11 @@ class GraphHead:
 
     @property
     def async_decode(self) -> bool:
+        """Whether `next_ids` are kept."""
         return self._kept is not None
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
+        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's."""
         bind_indices(binding, feed, step)
         self.next_ids = None
         if self._kept is not None:
@@ -102,7 +81,6 @@ class GraphHead:
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
         sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
         arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
-        self.host_bytes += sum(array.nbytes for array in arrays)
         rest = list(outputs[len(OUTPUTS) :])
         if self._kept is not None:
             self.next_ids = rest.pop(0)
@@ -116,30 +94,18 @@ class GraphHead:
         }
 
 
-class SeparateHead:
+class SeparateHead(Head):
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
     def __init__(
         self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, async_decode: bool
     ) -> None:
+        why = "the graph runs as it is; its logits feed a second graph"
+        super().__init__("untouched", why, device if exposes_rows else None, device if async_decode else None)
         self._session = session
         self._logits = logits
         self._device = device
         self._feed = Feed(session, device)
-        why = "the graph runs as it is; its logits feed a second graph"
-        self._inner = GraphHead("untouched", why, device if exposes_rows else None, device if async_decode else None)
-
-    @property
-    def host_bytes(self) -> int:
-        return self._inner.host_bytes
-
-    @property
-    def async_decode(self) -> bool:
-        return self._inner.async_decode
-
-    @property
-    def next_ids(self) -> ort.OrtValue | None:
-        return self._inner.next_ids
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         binding.bind_output(self._logits, self._device.kind, self._device.index)
@@ -148,20 +114,17 @@ class SeparateHead:
         (logits,) = outputs
         binding = self._session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
-        self._inner.bind(binding, self._feed, step)
+        super().bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
-        return self._inner.read(binding.get_outputs(), step)
-
-    def describe(self) -> Mapping[str, Any]:
-        return self._inner.describe()
+        return super().read(binding.get_outputs(), step)
 
 
 def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
     """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
     starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
     indices = {
-        "score_rows": [starts[head.row] + head.offset for head in step.logits_rows],
-        "target_rows": [head for head, _ in step.targets],
+        "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
+        "target_rows": [row for row, _ in step.targets],
         "target_ids": [token for _, token in step.targets],
         "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
     }
@@ -172,7 +135,7 @@ def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
 
 
 def output_rows(step: Step) -> dict[str, int]:
-    """How many rows each of the head's outputs has. A step with a `width` has no empty ones, which not every provider
-    takes."""
+    """How many rows each output of the scoring head has. A step with a `width` has no empty ones, which not
+    every provider takes."""
     num_samples = max(1, len(step.samples)) if step.width is not None else len(step.samples)
     return dict(zip(OUTPUTS, (len(step.targets), len(step.logits_rows), num_samples), strict=True))

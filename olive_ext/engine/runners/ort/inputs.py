@@ -1,18 +1,23 @@
-"""The inputs that a decoder takes beside its cache, computed from the rows of a step. One function for each role.
+"""The inputs that a decoder takes besides its caches: computed from the rows of a step, and handed to the session.
 
-Axes: B rows, S tokens of a row where all have as many, N tokens of all rows, W width of the mask.
+One function for each role. Knows no cache and no outputs. Axes: B rows, S tokens of a row where all have as many, N
+tokens of all rows, T cells or positions, W width of the mask.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
-from olive_ext.engine.step import Row
+from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.step import Row, Step, visible_cells
+from olive_ext.graph.tree_attention import BiasInput
 from olive_ext.model.types import InputSpec, Role, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -20,22 +25,29 @@ Array = npt.NDArray[Any]
 DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
 """numpy's type for the ONNX element types that such inputs have (INT32, INT64, BOOL)."""
 
+BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
+"""By ONNX type (FLOAT 1, FLOAT16 10): numpy's type, and what is added to a score to hide a cell. Finite, because a
+block of cells that are all hidden must not make NaN."""
+
+KEPT_VALUES = 64
+"""Device values that are kept for updating; the longest unused goes first."""
+
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows as arrays. TreeBatches of the trunk are one row to the graph."""
+    """A step's rows as arrays. A tree batch is one row to the graph."""
 
     tokens_N: Array
     lengths_B: Array
     past_B: Array
     positions_N: Array
     width: int
-    """Positions, or cells, that a mask speaks of."""
+    """Positions, or cells, that a mask covers."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], first_cell: int | None = None, width: int | None = None) -> Layout:
-        """The layout of a step's rows; they are branches where there is a `first_cell`. Without a `width` a mask ends
-        with the longest row."""
+        """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
+        ends with the longest row."""
         tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
         lengths = np.array([len(row.tokens) for row in rows], np.int64)
         past = np.array([row.past for row in rows], np.int64)
@@ -105,3 +117,69 @@ def compute_inputs(specs: Sequence[InputSpec], layout: Layout) -> dict[str, Arra
         for spec in specs
         if spec.role in COMPUTE
     }
+
+
+class Feed:
+    """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
+    place, so that nothing is allocated for a shape that has been met."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
+        """`kept`: values that are kept at most; all where it is None."""
+        infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+        self._on_device = {value.name for value, info in infos if info.name != "Cpu"} if device.kind != "cpu" else set()
+        self._device = device
+        self._kept = kept
+        self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
+
+    def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
+        """Binds `array` as the input `name`; it may be changed after the run only."""
+        if name not in self._on_device or not array.size:
+            binding.bind_cpu_input(name, array)
+            return
+        key = (name, array.shape)
+        if key in self._values:
+            self._values.move_to_end(key)
+            self._values[key].update_inplace(array)
+        else:
+            self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
+            if self._kept is not None and len(self._values) > self._kept:
+                self._values.popitem(last=False)
+        binding.bind_ortvalue_input(name, self._values[key])
+
+    def bind_inputs(
+        self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
+    ) -> None:
+        """Binds the inputs in `specs`, computed from a step's rows; `tokens`, where given, replace their token ids."""
+        computed = [spec for spec in specs if tokens is None or spec.role is not Role.INPUT_IDS]
+        for spec in specs:
+            if spec not in computed:
+                binding.bind_ortvalue_input(spec.tensor.name, tokens)
+        for name, array in compute_inputs(computed, layout).items():
+            self.bind(binding, name, array)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Fills the graph's bias inputs. Attention itself hides what comes after a token."""
+
+    inputs: Sequence[BiasInput]
+
+    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
+        for found in self.inputs:
+            dtype, hidden = BIASES[found.elem_type]
+            if step.first_cell is not None:
+                visible = visible_cells(step.rows, step.first_cell, found.window)
+            else:
+                visible = visible_positions(step.rows, found.window)
+            feed.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
+
+
+def visible_positions(rows: Sequence[Row], window: int | None) -> Array:
+    """[1 or B, 1, S, T]: all positions, or those within the window."""
+    num_tokens = len(rows[0].tokens)
+    past_B = np.array([row.past for row in rows])
+    num_positions = int(past_B.max()) + num_tokens
+    if window is None:
+        return np.ones((1, 1, num_tokens, num_positions), np.bool_)
+    distance_BST = past_B[:, None, None] + np.arange(num_tokens)[:, None] - np.arange(num_positions)
+    return (distance_BST < window)[:, None]

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.requests import Source, refuse_source
-from olive_ext.engine.runners.ort.adapters import Adapters
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.embedding import Embedding
-from olive_ext.engine.runners.ort.encoder import Encoder
-from olive_ext.engine.runners.ort.feed import Feed
+from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Layout
-from olive_ext.engine.runners.ort.kv.base import Device, KvStore
-from olive_ext.engine.runners.ort.kv.tree_cells import SharedPrefixKv
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
+from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
-from olive_ext.model.types import DecoderSpec, SourceKind
 
 logger = logging.getLogger(__name__)
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
+
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
 MEMORY_WORDS = (
     "to allocate",
@@ -40,38 +41,55 @@ MEMORY_WORDS = (
 """Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
 
 
-class OrtRunner:
+@dataclass(frozen=True)
+class SharedPrefixKv:
+    """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
+
+    kv: ViewKv
+    bias: Bias
+
+
+@dataclass(frozen=True)
+class OrtParts:
+    """What some decoders need besides a session, a cache and a scoring head."""
+
+    embedding: Embedding | None = None
+    encoder: Encoder | None = None
+    adapters: Adapters | None = None
+    shared_prefix: SharedPrefixKv | None = None
+    capture: Capture | None = None
+
+
+class OrtRunner(Runner):
     """A decoder session, its KV store and its scoring head."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: DecoderSpec,
-        kv: KvStore,
-        head: Head,
-        facts: Mapping[str, Any],
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-        embedding: Embedding | None = None,
-        encoder: Encoder | None = None,
-        adapters: Adapters | None = None,
-        trunk: SharedPrefixKv | None = None,
-        capture: Capture | None = None,
-    ) -> None:
-        self.device = device
-        self.open_graph = open_graph
-        self._adapters = adapters
-        self._trunk = trunk
-        self._capture = capture
-        self._run_options = run_options(NOT_CAPTURED) if capture is not None else None
-        self._embedding = embedding
-        self._encoder = encoder
-        self._feed = Feed(session, device)
-        self._facts = facts
-        self._session = session
+    host_bytes = 0
+
+    def __init__(self, place: KvPlace, kv: KvStore, head: Head, facts: Mapping[str, Any], parts: OrtParts) -> None:
+        spec, encoder = place.spec, parts.encoder
+        # Rows of one step may have different sources, and their lengths differ.
+        is_batched = encoder is None and spec.is_splittable
+        super().__init__(
+            Traits(
+                context_length=spec.context_length,
+                batching=kv.batching if is_batched else Batching.SINGLE,
+                can_rewind=not spec.states,
+                chunked_prefill=spec.is_splittable,
+                async_decode=head.async_decode,
+                tree_batches=parts.shared_prefix is not None,
+                source_kind=encoder.kind if encoder is not None else None,
+            )
+        )
+        self.device = place.device
+        self.open_graph = place.open_graph
+        self._session = place.session
         self._spec = spec
         self._kv = kv
         self._head = head
+        self._facts = facts
+        self._parts = parts
+        self._feed = Feed(place.session, place.device)
+        self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
 
     @property
     def vocab_size(self) -> int:
@@ -79,71 +97,27 @@ class OrtRunner:
         return self._spec.vocab_size
 
     @property
-    def batching(self) -> Batching:
-        # Rows of one step may have different sources, and their lengths differ.
-        return self._kv.batching if self._encoder is None and self.chunked_prefill else Batching.SINGLE
-
-    @property
-    def can_rewind(self) -> bool:
-        return not self._spec.states
-
-    @property
-    def chunked_prefill(self) -> bool:
-        return self._spec.is_splittable
-
-    @property
-    def async_decode(self) -> bool:
-        return self._head.async_decode
-
-    @property
-    def num_slots(self) -> int:
-        return self._kv.num_slots
-
-    @property
-    def capacity(self) -> int:
-        return self._kv.capacity
-
-    @property
-    def has_tree_batches(self) -> bool:
-        return self._trunk is not None and self._trunk.is_used
-
-    @property
-    def shared_prefix_capacity(self) -> int:
-        return self._trunk.kv.capacity if self._trunk is not None else 0
-
-    @property
-    def context_length(self) -> int:
-        return self._spec.context_length
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of outputs that have been read on the host."""
-        return self._head.host_bytes
-
-    @property
-    def source_kind(self) -> SourceKind | None:
-        return self._encoder.kind if self._encoder is not None else None
+    def capacity(self) -> Capacity:
+        cells = self._parts.shared_prefix.kv.capacity if self._parts.shared_prefix is not None else 0
+        return Capacity(self._kv.num_slots, self._kv.capacity, cells)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
-        if self._encoder is None:
-            refuse_source(source)
+        if self._parts.encoder is None:
+            super().check_source(source)
         else:
-            self._encoder.check(source)
+            self._parts.encoder.check(source)
 
-    def reserve(self, positions: int) -> None:
-        """Grows the slots to `positions` (rounded up), at least by a quarter; never shrinks them."""
-        if positions <= self.capacity:
-            return
-        if fixed := next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None):
-            self._reserve_slots(fixed)
-            return
-        self._reserve_slots(min(_grown(self.capacity, positions), self.context_length))
-
-    def reserve_shared_prefix(self, cells: int) -> None:
-        """Grows the trunk to `cells` (rounded up), at least by a quarter; never shrinks it."""
-        if self._trunk is not None and cells > self._trunk.kv.capacity:
-            self._trunk.kv.reserve(_grown(self._trunk.kv.capacity, cells))
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
+        never shrinks them."""
+        capacity = self.capacity
+        if positions > capacity.positions:
+            fixed = next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None)
+            grown = min(_grown(capacity.positions, positions), self.traits.context_length)
+            self._reserve_slots(fixed or grown)
+        if self._parts.shared_prefix is not None and cells > capacity.cells:
+            self._parts.shared_prefix.kv.reserve(_grown(capacity.cells, cells))
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
@@ -151,8 +125,8 @@ class OrtRunner:
             for copy in step.copies:
                 self._kv.copy(copy)
             for move in step.moves:
-                assert self._trunk is not None
-                self._trunk.kv.move(move)
+                assert self._parts.shared_prefix is not None
+                self._parts.shared_prefix.kv.move(move)
             return self._run(step)
         except Exception as error:
             if isinstance(error, RunError) or not is_ort_error(error):
@@ -161,31 +135,57 @@ class OrtRunner:
             shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
             raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
 
+    def release_memory(self) -> None:
+        """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
+        if self._parts.capture is not None:
+            self._parts.capture.forget()
+        if self._parts.encoder is not None:
+            self._parts.encoder.close()
+        else:
+            self._shrink_arena()
+        self._kv.release_memory()
+        if self._parts.shared_prefix is not None:
+            self._parts.shared_prefix.kv.release_memory()
+
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
-            "num_slots": self.num_slots,
+            "num_slots": self.capacity.num_slots,
             "providers": self._session.get_providers(),
-            "capacity": self.capacity,
-            "context_length": self.context_length,
-            "batching": self.batching.value,
+            "capacity": self.capacity.positions,
+            "context_length": self.traits.context_length,
+            "batching": self.traits.batching.value,
             **self._kv.describe(),
             **self._head.describe(),
-            **(self._encoder.describe() if self._encoder is not None else {}),
-            **(self._capture.describe() if self._capture is not None else {}),
+            **(self._parts.encoder.describe() if self._parts.encoder is not None else {}),
+            **(self._parts.capture.describe() if self._parts.capture is not None else {}),
         }
 
     def close(self) -> None:
         self._kv.close()
-        if self._trunk is not None:
-            self._trunk.kv.close()
-        if self._encoder is not None:
-            self._encoder.close()
+        if self._parts.shared_prefix is not None:
+            self._parts.shared_prefix.kv.close()
+        if self._parts.encoder is not None:
+            self._parts.encoder.close()
+
+    def _shrink_arena(self) -> None:
+        """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An
+        encoder-decoder runs nothing without a source: its arenas keep what they have.)"""
+        if (arena := self.device.arena) is None:
+            return
+        self._kv.release_memory()
+        self.reserve(1)
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots, half as many where there is no memory for them."""
-        if self._capture is not None:
-            self._capture.forget()
+        if self._parts.capture is not None:
+            self._parts.capture.forget()
         try:
             self._kv.reserve(capacity)
         except Exception as error:
@@ -203,35 +203,37 @@ class OrtRunner:
 
     def _run(self, step: Step) -> StepOutput:
         layout = Layout.of(step.rows, step.first_cell, step.width)
-        if step.first_cell is not None and self._trunk is not None:
-            binding = self._trunk.bind(step)
+        if step.first_cell is not None and self._parts.shared_prefix is not None:
+            binding = self._parts.shared_prefix.kv.bind_slots(0, 1)
         else:
             binding = self._kv.bind(step.rows)
-        if self._capture is not None and self._capture.takes(step, self.num_slots):
-            captured = self._capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
+        if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
+            captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
-            outputs = self._capture.run(captured)
+            outputs = self._parts.capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
             outputs = binding.get_outputs()
         num_caches = len(self._spec.caches)
         self._kv.collect(step.rows, outputs[:num_caches])
-        return self._head.read(outputs[num_caches:], step)
+        output = self._head.read(outputs[num_caches:], step)
+        self.host_bytes += output.scores_nbytes
+        return output
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: Feed, layout: Layout, step: Step) -> None:
-        """All but the caches."""
+        """Binds every input but the caches, and the outputs of the scoring head."""
         tokens = self._head.next_ids if step.uses_previous_tokens else None
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        if self._trunk is not None:
-            self._trunk.bias.bind(binding, feed, step)
-        if self._embedding is not None:
-            self._embedding.bind(layout, binding, tokens)
-        if self._encoder is not None:
-            self._encoder.bind(step.rows[0].source, binding)
-        if self._adapters is not None:
-            self._adapters.bind(binding)
+        if self._parts.shared_prefix is not None:
+            self._parts.shared_prefix.bias.bind(binding, feed, step)
+        if self._parts.embedding is not None:
+            self._parts.embedding.bind(layout, binding, tokens)
+        if self._parts.encoder is not None:
+            self._parts.encoder.bind(step.rows[0].source, binding)
+        if self._parts.adapters is not None:
+            self._parts.adapters.bind(binding)
         self._head.bind(binding, feed, step)
 
 

@@ -1,7 +1,7 @@
 """A cache that the graph returns anew (concatenated KV, states): kept as device tensors, never carried to the host.
 
-Tensors are not written again, so a fork shares them. KV is cut back by a Slice on the device. A state cannot be cut:
-what was resident at a fork is kept, and only checkpoints can be gone back to.
+Tensors are not written again, so the slots that go on from a checkpoint share them. KV is cut back by a Slice on the
+device. A state cannot be cut: what was resident at a checkpoint is kept, and only to checkpoints can a slot go back.
 """
 
 from __future__ import annotations

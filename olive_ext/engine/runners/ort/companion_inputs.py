@@ -1,9 +1,14 @@
-"""From a source to what a decoder takes of it on every run: encoder states and cross-attention KV, on the device."""
+"""Inputs of a decoder that come from other files: embedded tokens, an encoder's outputs, the weights of adapters.
+
+All of them stay on the device. Knows no step and no cache of the decoder.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +16,44 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import Device, zeros
-from olive_ext.errors import OliveExtError
+from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.ort_session import read_adapter
+from olive_ext.model.types import EmbeddingSpec, SourceKind, TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""
 _INTEGERS = {6: np.int32, 7: np.int64}
 
 Values = Mapping[str, ort.OrtValue]
+
+
+class Embedding:
+    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place.
+
+    Images and sound have no rows in text, and their graphs are not opened.
+    """
+
+    def __init__(self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device) -> None:
+        self._session = session
+        self._spec = spec
+        self._device = device
+        self._feed = Feed(session, device)
+
+    def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
+        """Computes the embeddings of the step's tokens, or of `tokens` where given, and binds them as inputs of the
+        decoder."""
+        binding = self._session.io_binding()
+        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
+        for tensor in self._spec.features:
+            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
+        for name in self._spec.outputs:
+            binding.bind_output(name, self._device.kind, self._device.index)
+        self._session.run_with_iobinding(binding)
+        for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
+            decoder.bind_ortvalue_input(name, value)
 
 
 class Encoder:
@@ -55,7 +88,7 @@ class Encoder:
         shape = source.array.shape
         is_features = source.array.dtype.kind == "f"
         fits = len(shape) == len(declared) and all(
-            size == wanted or not isinstance(wanted, int) for size, wanted in zip(shape, declared, strict=True)
+            size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
         )
         if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
             raise OliveExtError(
@@ -119,6 +152,67 @@ class Encoder:
             binding.bind_output(output, self._device.kind, self._device.index)
         session.run_with_iobinding(binding)
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+class Adapters:
+    """The parameters of LoRA adapters (.onnx_adapter), by the names of the inputs that take them; read once.
+
+    They are bound like other inputs, because ONNX Runtime ignores the adapters of its run options where inputs are
+    bound.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
+        self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
+        self.digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
+        self._origins: dict[str, str] = {}
+        self._values: dict[str, ort.OrtValue] = {}
+        for path, adapter in self._read:
+            for name, value in adapter.get_parameters().items():
+                if name in self._origins:
+                    raise ModelError(
+                        f"'{self._origins[name]}' and '{path}' in engine.adapters both give '{name}'; give one of them"
+                    )
+                self._origins[name] = path
+                self._values[name] = value
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Inputs that the adapters fill."""
+        return frozenset(self._values)
+
+    def attach(self, session: ort.InferenceSession, device: Device) -> None:
+        """Puts the parameters where `session` wants them. Raises `ModelError` for one that it does not take."""
+        taken = {value.name: value for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+        for name, value in self._values.items():
+            if name not in taken:
+                raise ModelError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
+            wanted, shape = taken[name], value.shape()
+            if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
+                raise ModelError(
+                    f"adapter '{self._origins[name]}' gives '{name}' as {value.data_type()} {shape}; the decoder takes "
+                    f"{wanted.type} {wanted.shape}"
+                )
+        if device.kind != "cpu":
+            self._values = {
+                name: ort.OrtValue.ortvalue_from_numpy(value.numpy(), device.kind, device.index)
+                for name, value in self._values.items()
+            }
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        for name, value in self._values.items():
+            binding.bind_ortvalue_input(name, value)
+
+    def describe(self) -> Mapping[str, object]:
+        """The files and a digest of each, where there are any."""
+        return {"adapters": self.digests} if self.digests else {}
+
+
+def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
+    """A symbolic length takes any, and so does one of 0: that of a default that stands for no adapter."""
+    return len(shape) == len(wanted) and all(
+        size == length or length == 0 or not isinstance(length, int) for size, length in zip(shape, wanted, strict=True)
+    )
 
 
 def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +16,17 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.reference.kernels import Divergence
-from olive_ext.engine.reference.recorded import RecordedRunner, RecordingRunner
-from olive_ext.engine.reference.resident import PairRunner
-from olive_ext.engine.reference.scorers import ComparingEngine, RecordedScorer, RecordingScorer, SharingEngine, Turns
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Traits
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.engine.step import Batching, Step, StepOutput
-from olive_ext.errors import ConfigError, MemoryShortageError, RecordsError
+from olive_ext.engine.step import SHARED_PREFIX, Batching, Copy, LogitsRow, Move, Row, Step, StepOutput
+from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
-from tests.engine.fake_runner import VOCAB, FakeRunner, log_softmax, logits_of, oracle
+from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, log_softmax, logits_of, oracle
+from tests.engine.strategies import assert_equal
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=20)
 WHOLE = Form(VOCAB, 0, 0)
@@ -47,16 +50,28 @@ def open_graph(graph: bytes) -> ort.InferenceSession:
 DIVERGENCE = Divergence(open_graph, Device("cpu"))
 
 
-def pair_of(
-    candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8
-) -> tuple[ComparingEngine, SharingEngine, Engine]:
-    """A comparing engine, and one over its reference alone; the engine that compares."""
-    turns = Turns()
-    alone = Engine(candidate, chunk_size)
-    both = Engine(PairRunner(candidate, reference, DIVERGENCE), chunk_size, counters=alone.counters)
-    compared = SharingEngine(both, turns)
-    engine = ComparingEngine(SharingEngine(alone, turns), compared, compared)
-    return engine, SharingEngine(Engine(reference, chunk_size), turns), both
+def compared_engine(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> Engine:
+    """An engine that compares with a resident reference."""
+    tap = ResidentTap(candidate, OpenedRunner(reference, chunk_size), DIVERGENCE)
+    return Engine(candidate, chunk_size, tap=tap)
+
+
+def pair_of(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> tuple[Engine, Engine]:
+    """An engine that compares with a resident reference, and one that runs that reference alone."""
+    return compared_engine(candidate, reference, chunk_size), Engine(reference, chunk_size)
+
+
+def run_compared(candidate: FakeRunner, reference: FakeRunner, step: Step) -> StepOutput:
+    """What the engine finds of one step on both models, in halves where there is no memory for it."""
+    return compared_engine(candidate, reference)._scoring._run_or_halve(step)
+
+
+def writing_engine(reference: FakeRunner, records: Records) -> Engine:
+    return Engine(reference, 8, tap=WritingTap(records, DIVERGENCE))
+
+
+def reading_engine(candidate: FakeRunner, records: Records) -> Engine:
+    return Engine(candidate, 8, tap=ReadingTap(records, DIVERGENCE))
 
 
 def expected(request: Request) -> dict[str, np.ndarray]:
@@ -118,27 +133,52 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
 ) -> None:
     candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunks[0])
     reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunks[1])
-    engine, _, _ = pair_of(candidate, reference, chunk_size)
+    engine, _ = pair_of(candidate, reference, chunk_size)
     assert_compared(requests, engine.run(requests))
     assert candidate.steps == reference.steps
 
 
+def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
+    """What steps on both can do, and their memory."""
+    tap = ResidentTap(candidate, OpenedRunner(reference, 8), DIVERGENCE)
+    return tap.traits(candidate), tap.capacity(candidate)
+
+
 def test_pair_is_as_weak_as_the_weaker_one() -> None:
-    strong = Nudged(4, Batching.PACKED, 100, has_tree_batches=True)
+    strong = Nudged(4, Batching.PACKED, 100, has_tree_batches=True, async_decode=True)
     weak = FakeRunner(2, Batching.SINGLE, 50, can_rewind=False, chunked_prefill=False)
-    for pair in (PairRunner(strong, weak, DIVERGENCE), PairRunner(weak, strong, DIVERGENCE)):
-        assert (pair.batching, pair.num_slots, pair.context_length) == (Batching.SINGLE, 2, 50)
-        assert not pair.can_rewind
-        assert not pair.chunked_prefill
-        assert not pair.has_tree_batches
+    for pair in ((strong, weak), (weak, strong)):
+        traits, capacity = traits_of(*pair)
+        assert (traits.batching, capacity.num_slots, traits.context_length) == (Batching.SINGLE, 2, 50)
+        assert not traits.can_rewind
+        assert not traits.chunked_prefill
+        assert not traits.tree_batches
+        assert not traits.async_decode
     pool, rows = FakeRunner(4, Batching.POOL), FakeRunner(2, Batching.RANGE)
-    assert PairRunner(pool, FakeRunner(4, Batching.PACKED), DIVERGENCE).batching is Batching.POOL
-    assert PairRunner(pool, rows, DIVERGENCE).batching is Batching.SINGLE
-    assert PairRunner(rows, FakeRunner(4, Batching.PACKED), DIVERGENCE).batching is Batching.RANGE
+    assert traits_of(pool, FakeRunner(4, Batching.PACKED))[0].batching is Batching.POOL
+    assert traits_of(pool, rows)[0].batching is Batching.SINGLE
+    assert traits_of(rows, FakeRunner(4, Batching.PACKED))[0].batching is Batching.RANGE
+
+
+def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
+    class Halving(FakeRunner):
+        """Has memory for one slot only where slots are longer than 20 positions."""
+
+        def reserve(self, positions: int, cells: int = 0) -> None:
+            if positions > 20:
+                self.capacity = self.capacity._replace(num_slots=1)
+            super().reserve(positions, cells)
+
+    longest = Request((0, 1, 2, 3) * 8, 3)
+    candidate, reference = Nudged(3, Batching.POOL), Halving(3, Batching.POOL)
+    engine, _ = pair_of(candidate, reference)
+    for requests in (LONGER[:9], [longest, *LONGER], LONGER):
+        assert_compared(requests, engine.run(requests))
+    assert reference.capacity.num_slots == 1
 
 
 def test_a_model_beside_itself_has_no_divergence() -> None:
-    engine, _, _ = pair_of(FakeRunner(2, Batching.RANGE), FakeRunner(2, Batching.RANGE))
+    engine, _ = pair_of(FakeRunner(2, Batching.RANGE), FakeRunner(2, Batching.RANGE))
     (result,) = engine.run([Request((1, 2, 3, 1, 2), 4)])
     found = join_compared([Request((1, 2, 3, 1, 2), 4)], [result])
     assert found is not None
@@ -148,9 +188,9 @@ def test_a_model_beside_itself_has_no_divergence() -> None:
 
 def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, Batching.SINGLE)
-    speech.source_kind = SourceKind.FEATURES  # type: ignore[assignment]
+    speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
     with pytest.raises(ConfigError, match=r"the reference's encoder takes features and the model's none"):
-        PairRunner(FakeRunner(1, Batching.SINGLE), speech, DIVERGENCE)
+        ResidentTap(FakeRunner(1, Batching.SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
     rows = np.zeros((2, 5), np.float32)
     ids = np.zeros(2, np.int64)
     with pytest.raises(ConfigError, match="the reference has logits for 5 tokens and the model for 6"):
@@ -159,7 +199,7 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
 
 def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generate() -> None:
     candidate, reference = Nudged(3, Batching.RANGE), FakeRunner(3, Batching.RANGE)
-    engine, beside, _ = pair_of(candidate, reference)
+    engine, beside = pair_of(candidate, reference)
     requests = [Request((1, 2, 3), 2), Request((1, 2), generation=Generation(5)), Request((2, 3, 1), 1)]
     seen: list[int] = []
     results = engine.run(requests, lambda index, _: seen.append(index))
@@ -178,7 +218,7 @@ def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generat
 
 def test_engines_that_share_a_runner_do_not_trust_what_another_left_there() -> None:
     candidate, reference = Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE)
-    engine, beside, _ = pair_of(candidate, reference)
+    engine, beside = pair_of(candidate, reference)
     first, second = Request((1, 2, 3, 0, 1), 3), Request((1, 2, 3, 3, 3), 3)
     for _ in range(2):
         assert_compared([first], engine.run([first]))
@@ -189,7 +229,7 @@ def test_engines_that_share_a_runner_do_not_trust_what_another_left_there() -> N
 
 def test_closing_closes_both() -> None:
     candidate, reference = Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE)
-    engine, _, _ = pair_of(candidate, reference)
+    engine, _ = pair_of(candidate, reference)
     engine.run([Request((1, 2), 1)])
     engine.close()
     assert candidate._kv == []
@@ -199,8 +239,7 @@ def test_closing_closes_both() -> None:
 def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRunner | None = None) -> Records:
     reference = runner or FakeRunner(3, Batching.RANGE, has_tree_batches=True)
     with Records.write(folder, form, {"model": "fake"}) as records:
-        scorer = RecordingScorer(Engine(RecordingRunner(reference, records, DIVERGENCE), 8), records)
-        results = scorer.run(requests)
+        results = writing_engine(reference, records).run(requests)
         assert [(r.logprobs, r.is_greedy) for r in results] == [
             (pytest.approx(e.logprobs, abs=1e-5), e.is_greedy) for e in map(oracle, requests)
         ]
@@ -210,7 +249,7 @@ def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRu
 
 def compare(records: Records, requests: Sequence[Request]) -> list[Result]:
     runner = Nudged(3, Batching.RANGE, has_tree_batches=True)
-    return RecordedScorer(Engine(RecordedRunner(runner, records, DIVERGENCE), 8), records).run(requests)
+    return reading_engine(runner, records).run(requests)
 
 
 REQUESTS = [Request(tuple(int(d) for d in f"{n:04}"[::-1] * 3 if d in "0123") or (1, 2), 1) for n in range(40)]
@@ -240,8 +279,7 @@ def test_a_reference_against_its_own_records_has_no_divergence(tmp_path: Path) -
     for form in (WHOLE, SHORT):
         records = record(tmp_path, form, LONGER)
         same = FakeRunner(3, Batching.RANGE)
-        scorer = RecordedScorer(Engine(RecordedRunner(same, records, DIVERGENCE), 8), records)
-        found = join_compared(LONGER, scorer.run(LONGER))
+        found = join_compared(LONGER, reading_engine(same, records).run(LONGER))
         assert found is not None
         np.testing.assert_allclose(found.kl, 0, atol=1e-7)
 
@@ -326,7 +364,165 @@ def test_steps_are_halved_on_both_where_one_has_no_memory_for_them() -> None:
         (Nudged(2, Batching.RANGE, has_tree_batches=True), Small(2, Batching.RANGE, has_tree_batches=True)),
         (SmallNudged(2, Batching.RANGE, has_tree_batches=True), FakeRunner(2, Batching.RANGE, has_tree_batches=True)),
     ]:
-        engine, _, _ = pair_of(candidate, reference, chunk_size=16)
+        engine, _ = pair_of(candidate, reference, chunk_size=16)
         for _ in range(2):
             assert_compared(LONGER, engine.run(LONGER))
         assert engine.counters.steps_halved > 0
+
+
+class ShortNudged(ShortRunner, Nudged):
+    """A candidate with little memory."""
+
+
+@given(
+    calls=st.lists(scored(), min_size=1, max_size=3),
+    batchings=st.tuples(*[st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED])] * 2),
+    slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    has_tree_batches=st.booleans(),
+    most=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    chunk_size=st.integers(1, 20),
+)
+def test_steps_without_memory_on_either_model_are_halved_on_both(
+    calls: list[list[Request]],
+    batchings: tuple[Batching, Batching],
+    slots: tuple[int, int],
+    has_tree_batches: bool,
+    most: tuple[int, int],
+    chunk_size: int,
+) -> None:
+    candidate = ShortNudged(slots[0], batchings[0], has_tree_batches=has_tree_batches)
+    reference = ShortRunner(slots[1], batchings[1], has_tree_batches=has_tree_batches)
+    candidate.most, reference.most = most
+    engine, _ = pair_of(candidate, reference, chunk_size)
+    for requests in calls:
+        assert_compared(requests, engine.run(requests))
+    longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
+    assert longest <= max(most)
+    assert min(max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)) <= min(most)
+
+
+@pytest.mark.parametrize("most", [(1, 30), (30, 1), (1, 1), (30, 30)])
+def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step(most: tuple[int, int]) -> None:
+    tokens = (1, 2, 3, 0, 2)
+    for copied in (True, False):
+        candidate = ShortNudged(2, Batching.RANGE, has_tree_batches=True)
+        reference = ShortRunner(2, Batching.RANGE, has_tree_batches=True)
+        for runner in (candidate, reference):
+            runner.most = 30
+            if copied:
+                runner.reserve(9)
+                runner.run(Step((Row(0, 0, tokens),)))
+            else:
+                runner.reserve(0, 20)
+                cells = np.empty(0, np.int32)
+                runner.run(Step((Row(SHARED_PREFIX, 0, (7, 7, *tokens), cells_P=cells),), first_cell=1))
+                for place, cell in enumerate(range(3, 8)):  # as if what lies there had been fed behind nothing
+                    runner._cells[cell] = (tokens[place], place)
+        candidate.most, reference.most = most
+        if copied:
+            step = Step(
+                (Row(1, 5, (3, 1)),), (LogitsRow(0, 0), LogitsRow(0, 1)), ((0, 1), (1, 2)), (), (Copy(0, 1, 5),)
+            )
+        else:
+            row = Row(SHARED_PREFIX, 5, (3, 1), cells_P=np.arange(1, 6, dtype=np.int32))
+            moves = (Move(np.arange(3, 8, dtype=np.int32), 1),)
+            heads = (LogitsRow(0, 0), LogitsRow(0, 1))
+            step = Step((row,), heads, ((0, 1), (1, 2)), moves=moves, first_cell=6)
+        output = run_compared(candidate, reference, step)
+        request = Request((*tokens, 3, 1, 2), 2)
+        found = expected(request)
+        assert output.notes_T is not None
+        for name in ("kl", "reference_logprobs", "top_logprobs", "same_top"):
+            np.testing.assert_allclose(output.notes_T[name], found[name], atol=3e-6, err_msg=name)
+
+
+USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])
+
+
+@given(
+    uses=st.lists(st.tuples(USES, scored()), min_size=2, max_size=6),
+    batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),
+    slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    async_decode=st.booleans(),
+    trunk=st.booleans(),
+)
+def test_models_that_are_used_together_and_alone_in_any_order_forget_what_is_not_theirs(
+    uses: list[tuple[str, list[Request]]],
+    batchings: tuple[Batching, Batching],
+    slots: tuple[int, int],
+    async_decode: bool,
+    trunk: bool,
+) -> None:
+    candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunk, async_decode=async_decode)
+    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunk, async_decode=async_decode)
+    engine, beside = pair_of(candidate, reference)
+    for use, requests in uses:
+        generations = [Request(request.tokens, generation=Generation(4)) for request in requests]
+        if use in ("score", "mixed"):
+            mixed = [*requests, *(generations if use == "mixed" else ())]
+            results = engine.run(mixed)
+            assert_compared(requests, results[: len(requests)])
+            assert [result.notes for result in results[len(requests) :]] == [None] * (len(mixed) - len(requests))
+            assert [result.tokens for result in results[len(requests) :]] == [
+                generated_alone(request) for request in mixed[len(requests) :]
+            ]
+        elif use == "generate":
+            assert [result.tokens for result in engine.run(generations)] == list(map(generated_alone, generations))
+        elif use == "continuous":
+            found = dict(engine.run_continuous(enumerate(generations)))
+            assert [found[place].tokens for place in range(len(found))] == list(map(generated_alone, generations))
+        else:
+            asked = requests if use == "reference scores" else generations
+            for found_, request in zip(beside.run(asked), asked, strict=True):
+                assert_equal(found_, oracle(request))
+    engine.close()
+
+
+def generated_alone(request: Request) -> tuple[int, ...]:
+    """The candidate's tokens, from the definition."""
+    tokens, candidate = list(request.tokens), Nudged(1, Batching.SINGLE)
+    assert request.generation is not None
+    for _ in range(request.generation.max_new_tokens):
+        tokens.append(int(candidate.logits(tokens).argmax()))
+    return tuple(tokens[len(request.tokens) :])
+
+
+def test_generation_has_the_candidates_own_slots_and_length() -> None:
+    candidate, reference = Nudged(4, Batching.RANGE, 60), FakeRunner(1, Batching.SINGLE, 40)
+    engine, _ = pair_of(candidate, reference)
+    assert engine.context_length == 40
+    engine.run([Request((1, 2, place), generation=Generation(5)) for place in range(4)])
+    assert max(len(step.rows) for step in candidate.steps) == 4
+    assert reference.steps == []
+    engine.run([Request((1,) * 50, generation=Generation(5))])
+    with pytest.raises(OliveExtError, match="needs 49 positions; the model has 40"):
+        engine.run([Request((1,) * 50, 2)])
+
+
+@given(first=scored(), second=scored(), form=st.sampled_from([WHOLE, SHORT]), has_tree_batches=st.booleans())
+def test_a_recording_answers_what_it_knows_and_runs_the_rest(
+    first: list[Request], second: list[Request], form: Form, has_tree_batches: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        record(Path(folder), form, first)
+        runner = FakeRunner(2, Batching.RANGE, has_tree_batches=has_tree_batches)
+        records = record(Path(folder), form, [*second, *first, *second], runner)
+        known = {request.tokens for request in first}
+        fed = sum(step.num_tokens for step in runner.steps)
+        assert fed <= sum(len(request.tokens) for request in second)
+        assert fed > 0 or known >= {request.tokens for request in second}
+        everything = [*first, *second]
+        assert_compared(everything, compare(records, everything), is_exact=form is WHOLE)
+
+
+def test_facts_name_the_reference_and_count_its_bytes(tmp_path: Path) -> None:
+    engine, _ = pair_of(Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE))
+    engine.run(LONGER[:5])
+    facts = engine.describe()
+    assert facts["reference"]["mode"] == "resident"
+    assert facts["counters"]["requests"] == 5
+    assert facts["counters"]["host_bytes"] >= 5 * 4 * len(expected(LONGER[0]))
+    assert facts["chunk_size"] == 8
+    assert facts["scoring"] == "rows"
+    records = record(tmp_path, SHORT, LONGER[:5])
+    assert records.describe()["requests"] == 5

@@ -1,0 +1,180 @@
+"""The tap of an engine: it gets every scored step with its output, and returns notes on the step's targets.
+
+Three forms listen: `ResidentTap` here runs a reference on the same steps, those in `recorded` write and read the
+reference log-prob cache. Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from olive_ext.engine.reference.kernels import Divergence
+from olive_ext.engine.requests import Notes, Request, Result, Source
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.step import Batching, IntArray, Step, StepOutput
+from olive_ext.errors import ConfigError
+from olive_ext.stats.compared_fields import COMPARED
+
+UNLIMITED = 2**31
+
+_BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
+"""Each allows what those before it allow."""
+
+
+class Tap(ABC):
+    """Listens to the steps of requests that are scored only; what is generated does not come here."""
+
+    longest_step = UNLIMITED
+    """Tokens of a prompt that a step may hold at most."""
+
+    host_bytes = 0
+    """Bytes that were copied from the device to the host for the notes."""
+
+    @abstractmethod
+    def note(self, step: Step, output: StepOutput) -> Notes | None:
+        """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step: its
+        halves, which come without its copies and moves, may be noted then."""
+
+    def traits(self, runner: Runner) -> Traits:
+        """What steps of `runner` can do when they are noted: all but decoding from tokens on the device, since a step
+        is noted before the next one runs."""
+        return replace(runner.traits, async_decode=False)
+
+    def capacity(self, runner: Runner) -> Capacity:
+        """The memory that noted steps of `runner` may use."""
+        return runner.capacity
+
+    def reserve(self, positions: int, cells: int) -> None:  # noqa: B027 (most taps need no memory)
+        """As `Runner.reserve`, for memory of the tap's own."""
+
+    def check_source(self, source: Source | None) -> None:  # noqa: B027
+        """As `Runner.check_source`, for a model of the tap's own."""
+
+    def miss(self, step: Step) -> None:  # noqa: B027
+        """The runner has made the copies and moves of `step` and then had no memory for it; its halves follow."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Whatever is resident in slots counts no more."""
+
+    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
+        """What is to be run of each numbered request, or its result where that is known without running it."""
+        return items
+
+    def finish(self, place: int, result: Result) -> Result:
+        """The complete `result` of the request with this number of those that were prepared last."""
+        return result
+
+    def flush(self) -> None:  # noqa: B027
+        """The run has ended, however it did: what is complete is kept."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for `describe_execution`."""
+        return {}
+
+    def release_memory(self) -> None:  # noqa: B027
+        """As `Runner.release_memory`, for a model of the tap's own."""
+
+    def close(self) -> None:  # noqa: B027
+        """Releases the tap's memory."""
+
+
+class NoTap(Tap):
+    """Notes nothing, and asks nothing of the steps."""
+
+    def note(self, step: Step, output: StepOutput) -> None:
+        return None
+
+    def traits(self, runner: Runner) -> Traits:
+        return runner.traits
+
+
+class ResidentTap(Tap):
+    """Runs every step on a reference, too, and compares both models' distributions. Notes are `COMPARED`.
+
+    Both runners return their logits rows. Steps use what both runners can do: the candidate may have more slots than
+    its scheduler sees, and so may the reference.
+    """
+
+    def __init__(self, candidate: Runner, reference: OpenedRunner, divergence: Divergence) -> None:
+        """Raises `ConfigError` for models of different kinds."""
+        self._reference, self.longest_step = reference
+        kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
+        if kinds[0] is not kinds[1]:
+            names = [kind.value if kind else "none" for kind in kinds]
+            raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
+        self._reference.residency = candidate.residency
+        self._divergence = divergence
+        self._owed: tuple[Step, ...] = ()
+
+    @property
+    def host_bytes(self) -> int:  # type: ignore[override]
+        return self._reference.host_bytes + self._divergence.host_bytes
+
+    def traits(self, runner: Runner) -> Traits:
+        own, other = runner.traits, self._reference.traits
+        batching = min(own.batching, other.batching, key=_BATCHING.index)
+        # A step of a pool holds all slots, which are one number for both models only where both have as many.
+        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
+        return Traits(
+            context_length=min(own.context_length, other.context_length),
+            batching=Batching.SINGLE if batching is Batching.POOL and is_uneven else batching,
+            can_rewind=own.can_rewind and other.can_rewind,
+            chunked_prefill=own.chunked_prefill and other.chunked_prefill,
+            tree_batches=own.tree_batches and other.tree_batches,
+            source_kind=own.source_kind,
+        )
+
+    def capacity(self, runner: Runner) -> Capacity:
+        """The lesser of each kind of memory."""
+        return Capacity(*map(min, runner.capacity, self._reference.capacity))
+
+    def reserve(self, positions: int, cells: int) -> None:
+        self._reference.reserve(positions, cells)
+
+    def check_source(self, source: Source | None) -> None:
+        self._reference.check_source(source)
+
+    def miss(self, step: Step) -> None:
+        """Keeps the step's copies and moves for the reference, which has not run it."""
+        self._owed = (*self._owed, step)
+
+    def forget(self) -> None:
+        self._owed = ()
+
+    def note(self, step: Step, output: StepOutput) -> Notes:
+        owed, self._owed = (*self._owed, step), ()
+        copies = tuple(copy for one in owed for copy in one.copies)
+        moves = tuple(move for one in owed for move in one.moves)
+        reference = self._reference.run(replace(step, copies=copies, moves=moves))
+        notes_T = np.zeros(len(step.targets), COMPARED)
+        if not step.targets:
+            return notes_T
+        rows = (reference.logits_RV, output.logits_RV, reference.greedy_ids, output.greedy_ids)
+        rows_T, tokens_T = target_arrays(step)
+        for name, values_R in self._divergence.compare(*rows).items():
+            notes_T[name] = values_R[rows_T]
+        notes_T["kl_lower"] = notes_T["kl"]
+        notes_T["reference_logprobs"] = reference.target_logprobs
+        notes_T["reference_is_greedy"] = reference.greedy_ids[rows_T] == tokens_T
+        notes_T["same_top"] = (reference.greedy_ids == output.greedy_ids)[rows_T]
+        return notes_T
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"reference": {"mode": "resident", **self._reference.describe()}}
+
+    def release_memory(self) -> None:
+        self._reference.release_memory()
+
+    def close(self) -> None:
+        self._reference.close()
+
+
+def target_arrays(step: Step) -> tuple[IntArray, IntArray]:
+    """The logits row and the token of each target; [T] each."""
+    pairs_T2 = np.array(step.targets, np.int64).reshape(-1, 2)
+    return pairs_T2[:, 0], pairs_T2[:, 1]

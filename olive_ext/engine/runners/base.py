@@ -1,0 +1,112 @@
+"""What a runner is: it executes steps over the slots of a KV cache. Knows no graph, and no request but its source."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from olive_ext.engine.requests import Source
+from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.errors import OliveExtError
+from olive_ext.model.types import SourceKind
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a runner can do: fixed once the model is open."""
+
+    context_length: int
+    """Positions that a sequence may occupy at most."""
+
+    batching: Batching = Batching.SINGLE
+    can_rewind: bool = True
+    """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
+
+    chunked_prefill: bool = True
+    """An input may be fed in several steps, and go on from what another sequence has computed. Where it may not,
+    `batching` is SINGLE."""
+
+    async_decode: bool = False
+    """The runner keeps the greedy tokens of a step on its device, and takes a step that is fed with them."""
+
+    tree_batches: bool = False
+    """A step may be a tree batch."""
+
+    source_kind: SourceKind | None = None
+    """What the encoder takes; None where there is none."""
+
+
+class Capacity(NamedTuple):
+    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
+
+    num_slots: int
+    positions: int = 0
+    """Of each slot."""
+
+    cells: int = 0
+    """Of the shared-prefix cache."""
+
+
+class Residency:
+    """Remembers whose sequences are resident in a runner's slots. Runners that execute the same steps share one."""
+
+    def __init__(self) -> None:
+        self._owner: object | None = None
+
+    def claim(self, owner: object) -> bool:
+        """Gives the slots to `owner`; True where they still hold what it left there."""
+        is_kept, self._owner = self._owner is owner, owner
+        return is_kept
+
+
+class Runner(ABC):
+    """Executes steps. `host_bytes` counts the bytes that were copied from the device to the host so far."""
+
+    def __init__(self, traits: Traits) -> None:
+        self.traits = traits
+        self.residency = Residency()
+
+    @property
+    @abstractmethod
+    def capacity(self) -> Capacity: ...
+
+    @property
+    @abstractmethod
+    def host_bytes(self) -> int: ...
+
+    @abstractmethod
+    def run(self, step: Step) -> StepOutput:
+        """Raises `MemoryShortageError`, behind the step's copies and moves, where memory does not suffice for it, and
+        `RunError` where the device fails otherwise."""
+
+    @abstractmethod
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Makes every slot hold `positions` and the shared-prefix cache `cells`. What is resident is lost where that
+        changes `capacity`."""
+
+    def check_source(self, source: Source | None) -> None:
+        """Raises `OliveExtError` where a request cannot have this source, or needs one."""
+        if source is not None:
+            raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
+
+    @abstractmethod
+    def release_memory(self) -> None:
+        """Frees what has grown with use: KV caches, captured steps, kept encoder outputs, the allocator's spare memory.
+        The weights stay, and `reserve` makes room again."""
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """Facts of the opened model for `describe_execution`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases the model's memory."""
+
+
+class OpenedRunner(NamedTuple):
+    """A runner on an open model, and the most tokens of a prompt that it takes in one step."""
+
+    runner: Runner
+    chunk_size: int

@@ -1,0 +1,187 @@
+"""The loop from planned requests to answers: a scheduler's steps run on a runner, and a tap notes them.
+
+Knows no order of requests and no results; where memory does not suffice for a step, the loop runs its halves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from olive_ext.engine.oom_split import halve, joined
+from olive_ext.engine.reference.tap import Tap
+from olive_ext.engine.requests import Counters, Request
+from olive_ext.engine.runners.base import Capacity, Runner, Traits
+from olive_ext.engine.scheduling.overlapped_steps import StepThread
+from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
+from olive_ext.engine.scheduling.scheduler import UNLIMITED, Scheduler
+from olive_ext.engine.scheduling.scoring_form import ScoringForm, ScoringSteps
+from olive_ext.engine.scheduling.sequences import Answer
+from olive_ext.engine.scheduling.tree_batch import CELLS_PER_POSITION
+from olive_ext.engine.step import FIRST_CELL, Step, StepOutput
+from olive_ext.errors import MemoryShortageError, OliveExtError
+
+logger = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be."""
+
+    def __init__(self, runner: Runner, tap: Tap, chunk_size: int, form: ScoringForm, counters: Counters) -> None:
+        self._runner = runner
+        self._tap = tap
+        self._chunk_size = min(chunk_size, tap.longest_step)
+        self._counters = counters
+        self._steps = ScoringSteps(self._chunk_size, form, self.traits)
+        self._limit = UNLIMITED
+        self._scheduler = self._new_scheduler()
+        self._thread = StepThread(runner.run)
+        self._begun: Future[StepOutput] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What both the runner and the tap can do."""
+        return self._tap.traits(self._runner)
+
+    @property
+    def capacity(self) -> Capacity:
+        """The memory that both the runner and the tap have."""
+        return self._tap.capacity(self._runner)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that no step has begun with."""
+        return self._scheduler.num_waiting
+
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
+        positions, cells = self._needed(requests)
+        capacity = self.capacity
+        is_reserved = positions <= capacity.positions and cells <= capacity.cells
+        return is_reserved or not self._scheduler.has_work
+
+    def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
+        traits = self.traits
+        for key, request in items:
+            _check_length(key, request, traits.context_length)
+            self._runner.check_source(request.source)
+            self._tap.check_source(request.source)
+        plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
+        if not self._scheduler.has_work and self._steps.choose(plan, self):
+            self.reset()  # what was timed has overwritten the shared-prefix cache
+        self.reserve(*self._needed([request for _, request in items]))
+        if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self.capacity, self._steps.size):
+            self._scheduler = self._new_scheduler()
+        self._counters.requests += len(items)
+        self._counters.tokens_naive += plan.tokens_naive
+        self._counters.tokens_distinct += plan.tokens_distinct
+        self._scheduler.add(plan.sequences)
+
+    def advance(self) -> list[Answer]:
+        """Takes in one step; the answers that are now complete. The step behind it begins before this one is read,
+        where the scheduler knows it."""
+        scheduler = self._scheduler
+        present, self._begun = self._begun, None
+        if present is None:
+            scheduler.schedule()
+        if (overlapped := scheduler.schedule_overlapped()) is not None:
+            present = present or self._thread.begin(scheduler.present)
+            self._begun = self._thread.begin(overlapped)
+        try:
+            output = self.run(scheduler.present) if present is None else present.result()
+        except MemoryShortageError as error:
+            self._drop_overlapped()
+            output = self._in_halves(scheduler.present, error)
+        return scheduler.update(output)
+
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Makes room on the runner, and where the tap has a model of its own."""
+        self._runner.reserve(positions, cells)
+        self._tap.reserve(positions, cells)
+
+    def run(self, step: Step) -> StepOutput:
+        """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
+        try:
+            output = self._runner.run(step)
+        except MemoryShortageError:
+            self._tap.miss(step)
+            raise
+        notes_T = self._tap.note(step, output)
+        return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
+
+    def settle(self) -> None:
+        """Returns when nothing runs. May be interrupted, and called again."""
+        self._thread.settle()
+
+    def reset(self) -> None:
+        """Forgets what is resident and what is in flight."""
+        self._begun = None
+        self._scheduler = self._new_scheduler()
+        self._tap.forget()
+        self.settle()
+
+    def close(self) -> None:
+        """Ends the thread: nothing may run on what is about to be released."""
+        self._thread.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The sizes of steps, and the reasons."""
+        facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
+        return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
+
+    def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
+        """Positions of a slot, and cells of the shared-prefix cache."""
+        if not self._steps.size:
+            return _most_positions(requests), 0
+        scored = [request for request in requests if request.generation is None]
+        cells = FIRST_CELL + _most_positions(scored) + self._steps.size if scored else 0
+        cells = min(cells, CELLS_PER_POSITION * self.traits.context_length)
+        return _most_positions(request for request in requests if request.generation is not None), cells
+
+    def _drop_overlapped(self) -> None:
+        """Behind a step that failed none has run."""
+        self._begun = None
+        self._scheduler.drop_overlapped()
+        self.settle()
+
+    def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
+        """The output of a step that there is no memory for; later steps are no longer than its halves."""
+        halves = halve(step, self.traits.batching)
+        if halves is None:
+            raise error
+        self._counters.steps_halved += 1
+        self._limit = min(self._limit, max(half.num_tokens for half in halves))
+        self._scheduler.limit = self._limit
+        logger.warning("%s; steps are cut to %d tokens", error, self._limit)
+        return joined(*map(self._run_or_halve, halves))
+
+    def _run_or_halve(self, step: Step) -> StepOutput:
+        try:
+            return self.run(step)
+        except MemoryShortageError as error:
+            return self._in_halves(step, error)
+
+    def _new_scheduler(self) -> Scheduler:
+        """A scheduler knows one capacity and one form of steps."""
+        scheduler = Scheduler(self.traits, self.capacity, self._counters, self._chunk_size, self._steps.size)
+        scheduler.limit = self._limit
+        return scheduler
+
+
+def _most_positions(requests: Iterable[Request]) -> int:
+    return max((request.num_positions for request in requests), default=0)
+
+
+def _check_length(key: Hashable, request: Request, context_length: int) -> None:
+    if request.num_positions > context_length:
+        raise OliveExtError(
+            f"request {key!r} needs {request.num_positions} positions; the model has {context_length} (max_length)"
+        )
