@@ -15,8 +15,8 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import NAMES, listed, matching
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
-from olive_ext.run.gate import broken_bounds
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
 _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}

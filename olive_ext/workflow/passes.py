@@ -23,10 +23,10 @@ from olive.passes.pass_config import PassConfigParam
 from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
 from olive_ext.model.locate import read_outline
-from olive_ext.report import Report, chain_steps, from_json, print_chain, write, write_chain
+from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
-from olive_ext.run.gate import broken_bounds
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
@@ -178,7 +178,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)
-        print_chain(found)
+        print_cells(chain_table(found))
     lines = broken_bounds(bounds, reports[-1].metrics)
     if lines:
         if not run.is_search:

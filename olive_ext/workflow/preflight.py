@@ -17,7 +17,7 @@ from olive.systems.common import SystemType
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
-from olive_ext.run.measured_names import refuse_names
+from olive_ext.run.bounds import refuse_names
 from olive_ext.workflow.current_run import with_reference
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
 
