@@ -16,8 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
-from olive_ext.cli.parser import (  # noqa: E402
+from olive_ext.cli.commands import (  # noqa: E402
     ABOUT,
     BENCH_MODEL_HELP,
     COMMANDS,
@@ -31,6 +30,7 @@ from olive_ext.cli.parser import (  # noqa: E402
     TARGET_HELP,
     VERIFY_HELP,
 )
+from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.numbers import joined
 
 Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared", "cannot_tell"]
 
@@ -36,12 +37,12 @@ def verdict(comparison: Comparison) -> Verdict:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     numbers = _numbers(outcome, divergence)
     if wrong := _non_finite(comparison):
-        return Verdict("cannot_tell", f"cannot tell: non-finite {_list(wrong)}: {numbers}")
+        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}: {numbers}")
     lost, gained = _changed(comparison)
     if lost:
-        return Verdict("loss", f"loss found in {_list(lost)}: {numbers}")
+        return Verdict("loss", f"loss found in {joined(lost)}: {numbers}")
     if gained:
-        return Verdict("gain", f"no loss found, gain in {_list(gained)}: {numbers}")
+        return Verdict("gain", f"no loss found, gain in {joined(gained)}: {numbers}")
     return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, divergence)} found: {numbers}")
 
 
@@ -119,7 +120,3 @@ def _interval(outcome: Outcome) -> str:
         low, high = 100 * outcome.low, 100 * outcome.high
         return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"
     return f"{outcome.difference:+.3g} [{outcome.low:+.3g}, {outcome.high:+.3g}]"
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -20,7 +20,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.records import Form, Records
 from olive_ext.session.opening import Parts, open_parts
 from olive_ext.session.session import Session
-from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
+from olive_ext.text.tokenizer import refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 """Facts of an execution that change a model's numbers."""

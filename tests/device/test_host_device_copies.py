@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
+from docs.benchmarks.ort_profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request, Sampling

@@ -10,7 +10,7 @@ import pytest
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
-from olive_ext.run.gate import broken_bounds
+from olive_ext.run.bounds import broken_bounds
 
 METRICS = [
     Metric("choice", "acc", "none", 0.5),

@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.config import WorkflowSettings
 from olive_ext.errors import ConfigError
-from olive_ext.run.measured_names import check_names, refuse_names
+from olive_ext.run.bounds import check_names, refuse_names
 from tests.backends.local_tasks import write_tasks
 
 TASKS = {

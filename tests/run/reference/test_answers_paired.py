@@ -10,8 +10,7 @@ import pytest
 
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL
-from olive_ext.run.reference.answers import Answer, Answers
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.run.reference.answers import Answer, Answers, compare_answers
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
 

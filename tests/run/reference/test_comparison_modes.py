@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.run.reference.models import Models
-from olive_ext.run.reference.modes import comparer_of, mode_of
+from olive_ext.run.models import Models
+from olive_ext.run.reference.comparison_run import comparer_of, mode_of
 from tests.backends.local_tasks import write_tasks
 from tests.text.tiny import byte_level
 

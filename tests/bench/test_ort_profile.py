@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.bench.profile import Tensor, large_copies, read_runs, summarize
+from docs.benchmarks.ort_profile import Tensor, large_copies, read_runs, summarize
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

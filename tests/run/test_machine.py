@@ -1,13 +1,22 @@
-"""Peak memory of a piece of work."""
+"""What a report says of the machine, and the peak memory of a piece of work."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 
 import numpy as np
 import psutil
 
-from olive_ext.run.peak_memory import PeakMemory
+from olive_ext.run.machine import PeakMemory, describe_hardware
+
+
+def test_facts_are_json_and_tell_processor_memory_and_system() -> None:
+    facts = json.loads(json.dumps(describe_hardware()))
+    assert {"cpu", "threads", "memory_bytes", "os", "python"} <= set(facts)
+    assert 1 <= facts["usable_threads"] <= (os.cpu_count() or 1)
+    assert facts["memory_bytes"] > 1e8
 
 
 def test_memory_that_is_gone_again_counts() -> None:

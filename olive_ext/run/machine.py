@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, GPUs, operating system. Facts for a report's reader; knows no model."""
+"""What this machine is, for a report's reader, and the most memory that a piece of work takes. Knows no model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
+from typing_extensions import Self
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 10
+_INTERVAL_S = 0.01
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -26,7 +31,7 @@ def describe_hardware() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "threads": psutil.cpu_count(),
-        "usable_threads": _usable_threads(),
+        "usable_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _nvidia_gpus(),
         "os": platform.platform(),
@@ -45,12 +50,6 @@ def _cpu_name() -> str:
     if platform.system() == "Darwin":
         return _output_of("sysctl", "-n", "machdep.cpu.brand_string")
     return platform.processor() or platform.machine()
-
-
-def _usable_threads() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _nvidia_gpus() -> list[dict[str, Any]]:
@@ -72,3 +71,42 @@ def _output_of(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def resident_memory() -> Callable[[], int]:
+    """A function that gives the bytes of memory in which this process is resident."""
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)
+
+
+class PeakMemory:
+    """While it is entered, `bytes` is the most that `read` has given so far, looked at every 10 ms; by default it gives
+    this process's resident memory.
+
+    Unlike the operating system's own maximum of a process's memory it knows nothing of what was before.
+    """
+
+    def __init__(self, read: Callable[[], int] | None = None) -> None:
+        self.bytes = 0
+        self._read = read or resident_memory()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._look()
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes, self._read())

@@ -1,16 +1,19 @@
-"""Refuses metrics that a recipe names and no report will have, before anything runs. Knows no model."""
+"""Metrics that a recipe names: refused before anything runs where no report will have them, and held to their bounds
+behind an evaluation. Knows no model."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError
+from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES
-from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.report.metrics import NAMES, listed, long_names, matching
+from olive_ext.report.numbers import number
+from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
 Name = tuple[str | None, str]
 """Task, and metric or "metric,filter"; without a task also a task's name, "task/metric" or "task/metric,filter"."""
@@ -25,7 +28,11 @@ def refuse_names(
     tasks are loaded with their data if `loads_tasks` is set (raises `TaskError`), else names of lm-eval's metrics pass.
     `where` is the block's place in the recipe.
     """
-    bounds, declared = [_name(bound) for bound in settings.require], list(declared)
+    bounds = [
+        (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
+        for bound in settings.require
+    ]
+    declared = list(declared)
     if not bounds and not declared:
         return
     tasks = _measured(settings, loads_tasks)
@@ -34,23 +41,18 @@ def refuse_names(
     check_names(declared, tasks, compared, f"{where}.metrics")
 
 
-def _name(bound: Bound) -> Name:
-    return bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}"
-
-
 def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
     """Every task that will be run and its metrics, as `check_names` takes them."""
-    from olive_ext.backends.task_loading import load_tasks
-    from olive_ext.backends.task_metrics import declared_metrics, loaded_metrics
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
     found = declared_metrics(asked, settings.include_path)
     if loads_tasks and (found is None or None in found.values()):
         found = loaded_metrics(load_tasks(asked, settings.include_path))
-    return None if found is None else {**found, **cost_metrics_of(settings.tasks)}
+    return None if found is None else {**found, **_cost_metrics(settings.tasks)}
 
 
-def cost_metrics_of(tasks: Collection[Any]) -> dict[str, Collection[str]]:
+def _cost_metrics(tasks: Collection[Any]) -> dict[str, Collection[str]]:
     """The metrics of the costs among `tasks`, which lm-eval does not measure."""
     speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in tasks else []
     sizes = [name for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks]
@@ -66,7 +68,7 @@ def check_names(
 ) -> None:
     """Raises `ConfigError` for a (task, metric) that no report will have.
 
-    `tasks` are those that will be run, each with its metrics (as `backends.declared` has them) or None where they are
+    `tasks` are those that will be run, each with its metrics (`task_loading.Declared`) or None where they are
     not known yet; None altogether where not even the tasks are. `compared` are the metrics of a comparison with a
     reference, none where there is no reference. `where` is the key that has the names.
     """
@@ -103,3 +105,29 @@ def _near(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1)
     return f": did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
+
+
+def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
+    """A line for each bound that is broken, in their order; a value that is no number breaks every bound.
+
+    Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
+    """
+    return [line for bound in bounds for line in _broken(bound, _bounded(bound, metrics))]
+
+
+def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
+    found = matching(metrics, bound.metric, bound.task, bound.filter)
+    if len(found) == 1:
+        return found[0]
+    problem = "stands for several metrics" if found else why_missing(bound.task or bound.metric)
+    name = f"'{bound.metric}'{_of(bound.task)}" + (f", filter '{bound.filter}'" if bound.filter else "")
+    raise ConfigError(f"'require': {name} {problem}: {listed(found or metrics)}")
+
+
+def _broken(bound: Bound, metric: Metric) -> Iterator[str]:
+    short, long = long_names(metric)
+    name = long if bound.filter else short
+    if bound.max is not None and not metric.value <= bound.max:
+        yield f"{name} = {number(metric.value)}, required at most {number(bound.max)}"
+    if bound.min is not None and not metric.value >= bound.min:
+        yield f"{name} = {number(metric.value)}, required at least {number(bound.min)}"
