@@ -88,38 +88,39 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, tensor.elem_type, tuple(dims))
 
 
+def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
+    """The inputs by name, without weights, which older graphs list among them."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
+
+
 def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(entry.i) for entry in node.attribute if entry.name == name), default)
 
 
-def has_step_scales(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether all tokens of a step share a scale, so that what is fed together changes the numbers."""
-    return any(node.op_type in _ONE_SCALE for node in nodes)
+def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Nodes that give all tokens of a step one scale, so that what is fed together changes the numbers."""
+    return sum(node.op_type in _ONE_SCALE for node in nodes)
 
 
-def rounds_rows(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether activations are rounded to few bits, each row by itself."""
-    return any(_is_by_row(node) for node in nodes)
+def num_row_roundings(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Nodes that round activations to few bits, each row by itself."""
+    return sum(
+        node.op_type == "QuantizeLinear"
+        or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8)
+        for node in nodes
+    )
 
 
-def _is_by_row(node: onnx.NodeProto) -> bool:
-    is_int8 = node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
-    return is_int8 or node.op_type == "QuantizeLinear"
-
-
-def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     """One sentence for each kind of rounding; none where activations stay as they are."""
-    one_scale = by_row = 0
-    for node in nodes:
-        one_scale += node.op_type in _ONE_SCALE
-        by_row += _is_by_row(node)
     notes = []
-    if one_scale:
+    if one_scale := num_step_scales(nodes):
         notes.append(
             f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): each request "
             "is fed whole and alone, because chunks, shared prefixes and batches would change its scores"
         )
-    if by_row:
+    if by_row := num_row_roundings(nodes):
         notes.append(
             f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
             "4 or QuantizeLinear): a difference in the last bit, as between one token a step and several, can grow to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from olive_ext.errors import ModelError
-from olive_ext.model.attention import tensor_spec
+from olive_ext.errors import ModelError, listed
+from olive_ext.model.attention import graph_inputs
 from olive_ext.model.tensor_names import (
     CROSS_KV_NAMES,
     CROSS_MASKS,
@@ -20,11 +19,14 @@ from olive_ext.model.tensor_names import (
     SOURCE_MASKS,
     STATES_INPUTS,
     STATES_OUTPUTS,
+    by_layer,
+    configured,
+    key_and_value,
 )
 from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
 
 _FEATURES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
-_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
+TOKEN_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32})
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,15 @@ class EncoderSpec:
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
     """Those of a decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
+    names = configured(
+        key_and_value("cross_past_{}_names", "cross_present_{}_names"),
+        model_config.get("decoder", {}).get("inputs", {}),
+        model_config.get("encoder", {}).get("outputs", {}),
+    )
     kv: dict[str, TensorSpec] = {}
-    for past, present in (*_configured_names(model_config), *CROSS_KV_NAMES):
-        pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
-        for name, tensor in inputs.items():
-            if (match := pattern.fullmatch(name)) and tensor not in kv.values():
-                kv[present.replace("%d", match.group(1))] = tensor
+    for name, _, present in by_layer(inputs, (*names, *CROSS_KV_NAMES)):
+        if inputs[name] not in kv.values():
+            kv[present] = inputs[name]
     return CrossInputs(
         states=tuple(tensor for name, tensor in inputs.items() if name in STATES_INPUTS),
         masks=tuple(tensor for name, tensor in inputs.items() if name in CROSS_MASKS),
@@ -88,7 +93,7 @@ def read_encoder(
 
     Raises `ModelError` where the encoder is not understood, or does not give all of it.
     """
-    inputs, outputs = _inputs(model), {value.name for value in model.graph.output}
+    inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
     section = model_config.get("encoder", {})
     source = _first(inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *SOURCE_INPUTS))
     states = _first(outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *STATES_OUTPUTS))
@@ -125,7 +130,7 @@ def read_encoder(
 
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
-    inputs = _inputs(model)
+    inputs = graph_inputs(model.graph)
     states = _first(inputs, sorted(STATES_INPUTS))
     others = sorted(inputs.keys() - {states, *CROSS_MASKS, *ROLE_NAMES[Role.INPUT_IDS]})
     if states is None or others:
@@ -141,27 +146,12 @@ def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStep
 
 
 def _kind(source: TensorSpec) -> SourceKind:
-    if source.elem_type in _TOKENS and len(source.shape) == 2:
+    if source.elem_type in TOKEN_TYPES and len(source.shape) == 2:
         return SourceKind.TOKENS
     if source.elem_type in _FEATURES:
         return SourceKind.FEATURES
     name = TensorProto.DataType.Name(source.elem_type)
     raise ModelError(f"input '{source.name}' of the encoder is {name} {list(source.shape)}, neither ids nor features")
-
-
-def _inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return {value.name: tensor_spec(value) for value in model.graph.input if value.name not in weights}
-
-
-def _configured_names(model_config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    inputs = model_config.get("decoder", {}).get("inputs", {})
-    outputs = model_config.get("encoder", {}).get("outputs", {})
-    return [
-        (inputs[f"cross_past_{part}_names"], outputs[f"cross_present_{part}_names"])
-        for part in ("key", "value")
-        if f"cross_past_{part}_names" in inputs and f"cross_present_{part}_names" in outputs
-    ]
 
 
 def _configured(section: Mapping[str, Any], side: str, keys: Iterable[str]) -> list[str]:
@@ -175,5 +165,4 @@ def _first(names: Iterable[str], wanted: Iterable[str]) -> str | None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return listed(f"'{name}'" for name in names)

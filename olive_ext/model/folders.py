@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, listed
 
 GENAI_CONFIG = "genai_config.json"
 OLIVE_RECORD = "model_config.json"
@@ -38,13 +38,10 @@ def upwards(folder: Path) -> Iterator[tuple[int, Path]]:
     yield from enumerate(folder.parents[:_LEVELS_UP], start=1)
 
 
-def contents(folder: Path, most: int = 8) -> str:
+def contents(folder: Path) -> str:
     """What is in `folder`, for an error message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
-    if not names:
-        return "it is empty"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"it holds {', '.join(names[:most])}{more}"
+    return f"it holds {listed(names)}" if names else "it is empty"
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
