@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
     """
     findings = Findings()
     with findings.noting_problems():
-        model = resolve(config.opening(), handed_over=handed_over).with_reference(config.reference is not None)
+        model = replace(resolve(config.opening(), handed_over=handed_over), is_compared=config.reference is not None)
         _check(model, findings)
         if verify and (problem := _NOTHING_TO_VERIFY.get(model.runtime[0])):
             findings.problems.append(problem)

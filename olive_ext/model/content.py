@@ -19,10 +19,10 @@ from olive_ext.model.folders import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24
-HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
-_HF_FILES = ("config.json", *HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
+_HF_FILES = ("config.json", *_HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
 """All that may decide a Hugging Face model's numbers."""
 
 Update = Callable[[bytes | memoryview], object]
@@ -66,7 +66,7 @@ def size_on_disk(files: ModelFiles) -> int:
 
 def hf_weights(folder: Path) -> list[Path]:
     """The weight files of the Hugging Face model in `folder`; none where it is only known by name."""
-    return sorted(file for pattern in HF_WEIGHTS for file in folder.glob(pattern))
+    return sorted(file for pattern in _HF_WEIGHTS for file in folder.glob(pattern))
 
 
 def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:

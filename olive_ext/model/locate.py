@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from olive_ext.errors import ModelError
-from olive_ext.model.companions import (
-    find_companions,
-    find_pipeline,
-    missing_stage,
-    pick_with_past,
-    pipeline_stages,
-)
 from olive_ext.model.content import hf_weights, weight_files
 from olive_ext.model.folders import (
     GENAI_CONFIG,
     OLIVE_RECORD,
     contents,
+    find_companions,
+    find_pipeline,
     find_tokenizer,
     is_hub_name,
+    missing_stage,
     olive_record,
+    pick_with_past,
+    pipeline_stages,
     read_json,
     real_path,
     upwards,
@@ -62,15 +60,12 @@ def locate(
     candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
     for folder in dict.fromkeys((root, decoder.parent)):
         candidates += _olive_tokenizers(folder)
-    tokenizer_place, tokenizer_rule = find_tokenizer(
-        decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
-    )
+    tokenizer_place, tokenizer_rule = find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
     companions = find_companions(decoder, directory, genai_config)
     companion_rules = {part: found_by for part, (_, found_by) in companions.items()}
-    hf_file = next(
-        (file for file in (decoder.parent / "config.json", directory / "config.json") if file.is_file()), None
-    )
+    hf_files = (folder / "config.json" for folder in (decoder.parent, directory))
+    hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
         decoder=decoder,
         directory=directory,
@@ -118,14 +113,10 @@ def model_kind(path: str | Path) -> Kind:
 
 @dataclass(frozen=True)
 class Outline:
-    """What locating needs to know of a graph: the names of its outputs and its external-data locations."""
+    """What locating needs to know of a graph: whether it returns logits, and its external-data locations."""
 
-    outputs: tuple[str, ...]
+    has_logits: bool
     locations: frozenset[str]
-
-    @property
-    def has_logits(self) -> bool:
-        return any(name.startswith("logits") for name in self.outputs)
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -155,7 +146,7 @@ def read_outline(path: Path) -> Outline:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return Outline(tuple(output.name for output in model.graph.output), frozenset(locations))
+    return Outline(any(output.name.startswith("logits") for output in model.graph.output), frozenset(locations))
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
@@ -186,8 +177,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
     named, rule = _genai_decoder(root)
     if named is not None:
         return named, rule
-    recorded = _olive_decoder(root)
-    if recorded is not None:
+    if recorded := _olive_decoder(root):
         return recorded, f"Olive's {OLIVE_RECORD}"
     if rule:
         raise ModelError(f"{rule}; set 'onnx_file_name'")
@@ -254,13 +244,12 @@ def _returns_logits(graph: Path) -> bool:
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
     """The genai_config.json of the folder asked for or of the decoder's own, else one up to three folders above that
     names this decoder: another model may lie above."""
-    for folder in dict.fromkeys((root, decoder.parent)):
-        if (folder / GENAI_CONFIG).is_file():
-            return folder / GENAI_CONFIG, "in the folder asked for" if folder == root else "beside the model"
-    for level, folder in upwards(decoder.parent):
+    if (root / GENAI_CONFIG).is_file():
+        return root / GENAI_CONFIG, "in the folder asked for"
+    for folder, place in upwards(decoder.parent):
         config = folder / GENAI_CONFIG
-        if config.is_file() and _names(config, decoder):
-            return config, f"{level} folder{'s' if level > 1 else ''} above the model"
+        if config.is_file() and (folder == decoder.parent or _names(config, decoder)):
+            return config, place
     return None, "none found"
 
 

@@ -72,10 +72,6 @@ class ResolvedModel:
     came_up: tuple[Provider, ...] = ()
     """The providers that a session came up on, where these are not those of the settings."""
 
-    def with_reference(self, is_compared: bool = True) -> ResolvedModel:
-        """The model as one of two."""
-        return replace(self, is_compared=is_compared)
-
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
         settings = self.settings.patched(changes)
@@ -161,13 +157,17 @@ class ResolvedModel:
         """Every choice that opening the model takes, named as in `describe_execution`."""
         origins, (runtime, reason) = self.files.origins, self.runtime
         found = [Decision("kind", self.kind, self.kind_reason), Decision("runtime", runtime, reason)]
-        found += [Decision("model", self._name, origins.get("decoder", ""))]
+        found += [Decision("model", self.name, origins.get("decoder", ""))]
         found += [Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", ""))]
-        own = {"onnxruntime": self._of_graph, "genai": self._of_genai, "transformers": self._of_transformers}
-        return (*found, *own[runtime]())
+        if runtime == "onnxruntime":
+            return (*found, *self._of_graph())
+        if runtime == "genai":
+            found += [Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")]
+        return (*found, Decision("chunk_size", *choose_chunk_size(self.settings.engine)))
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The decoder's file; a Hugging Face model as the user named it."""
         return str(self.files.decoder) if self.kind == "onnx" else self.settings.model
 
     def _of_graph(self) -> Iterator[Decision]:
@@ -193,13 +193,6 @@ class ResolvedModel:
         yield Decision("shapes", BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
         yield self.scoring
         yield Decision("decode_ahead", *self.overlap)
-
-    def _of_genai(self) -> Iterator[Decision]:
-        yield Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")
-        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
-
-    def _of_transformers(self) -> Iterator[Decision]:
-        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
 
 
 def _tried(is_tried: bool) -> State:

@@ -108,8 +108,7 @@ class Parts:
         """A session over these parts; `tap` notes what is scored."""
         from olive_ext.engine.opening import engine_on
 
-        name = str(self.model.files.decoder) if self.model.kind == "onnx" else self.name
-        facts = {"model": name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
         return Session(
             engine_on(self.opened, self.model, tap),
             self.tokenizer,

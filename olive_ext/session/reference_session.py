@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,6 @@ def facts_of(parts: Parts) -> dict[str, Any]:
 
 def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:
     """The model's parts; its logits rows stay where they are computed. Closed where what follows fails."""
-    parts = open_parts(model.with_reference())
+    parts = open_parts(replace(model, is_compared=True))
     on_failure.callback(parts.opened.runner.close)
     return parts
