@@ -79,11 +79,10 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
         return f"missing key '{key}'"
     if item["type"] == "extra_forbidden":
         return f"unknown key '{key}': {_hint(names[-1], owner)}"
+    message = item["msg"].removeprefix("Value error, ")
     if not names:
-        message = item["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
     is_own = item["type"] == "value_error"
-    message = item["msg"].removeprefix("Value error, ")
     if names[-1] not in owner.model_fields:  # a whole item of a list
         return f"{key}: {message}" if is_own else f"'{key}' = {_short(item['input'])}: give a mapping"
     if is_own and nested_model(owner, names[-1]) is not None:

@@ -74,7 +74,7 @@ class ResolvedModel:
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
-        settings = self.settings.patched(changes)
+        settings = self.settings.model_copy(update=changes)
         if settings.place != self.settings.place:
             return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)

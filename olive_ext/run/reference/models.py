@@ -56,7 +56,7 @@ class Models:
         if lm is None:
             return self.own
         kind = {"kind": "hf"} if hasattr(lm, "model") else {}
-        return getattr(lm, "resolved", None) or resolve(self.config.opening().patched(kind))
+        return getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
