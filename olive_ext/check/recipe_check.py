@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olive_ext.check.findings import Findings
-from olive_ext.check.model_check import check_model
+from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.run.costs import with_costs
