@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
@@ -61,31 +60,18 @@ def resolve_providers(
         if any(row.name == provider.name for provider in providers):
             raise ProviderError(f"{origin} names {row.name} twice")
         if row.name not in names:
-            _refuse_missing(row.name, names, origin, is_allowed=allow_cpu_fallback)
+            missing = (
+                f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
+            )
+            if not allow_cpu_fallback:
+                raise ProviderError(f"{missing}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
+            logger.warning("%s; running without it", missing)
             continue
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
-
-
-def providers_of(
-    settings: ExecutionSettings, genai_config: Mapping[str, Any], handed_over: Any = None
-) -> tuple[Provider, ...]:
-    """The providers that `settings` name, see `resolve_providers`; their plugin libraries are registered first.
-
-    Raises `ProviderError`, also where two builds of ONNX Runtime are installed.
-    """
-    check_distributions()
-    register_libraries(settings.provider_libraries)
-    return resolve_providers(
-        settings.execution_provider,
-        settings.provider_options,
-        handed_over=handed_over,
-        genai_config=genai_config,
-        allow_cpu_fallback=settings.allow_cpu_fallback,
-    )
 
 
 def available_providers() -> tuple[str, ...]:
@@ -201,13 +187,6 @@ def _row(asked: str, available: Iterable[str], origin: str) -> Row:
     near = difflib.get_close_matches(asked.lower(), _ROWS, n=1)
     hint = f"did you mean '{_ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
     raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
-
-
-def _refuse_missing(name: str, available: Iterable[str], origin: str, *, is_allowed: bool) -> None:
-    message = f"{name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(available))}"
-    if not is_allowed:
-        raise ProviderError(f"{message}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
-    logger.warning("%s; running without it", message)
 
 
 def _text(key: str, value: Any, provider: str) -> str:

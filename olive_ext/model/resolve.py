@@ -32,7 +32,7 @@ from olive_ext.model.decisions import (
 )
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.providers import providers_of
+from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
@@ -82,7 +82,17 @@ class ResolvedModel:
     @cached_property
     def providers(self) -> tuple[Provider, ...]:
         """In order of preference; plugin libraries are registered first."""
-        return self.came_up or providers_of(self.settings, self.files.genai_config, self.handed_over)
+        if self.came_up:
+            return self.came_up
+        check_distributions()
+        register_libraries(self.settings.provider_libraries)
+        return resolve_providers(
+            self.settings.execution_provider,
+            self.settings.provider_options,
+            handed_over=self.handed_over,
+            genai_config=self.files.genai_config,
+            allow_cpu_fallback=self.settings.allow_cpu_fallback,
+        )
 
     @property
     def device(self) -> Device:
