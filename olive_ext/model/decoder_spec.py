@@ -30,7 +30,7 @@ from olive_ext.model.tensor_names import (
     Names,
     by_layer,
     configured,
-    key_and_value,
+    pairs,
 )
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
@@ -79,21 +79,22 @@ class _Reader:
 
     def read(self, max_length: int | None) -> DecoderSpec:
         inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
-        names = configured(key_and_value("past_{}_names", "present_{}_names"), inputs, outputs)
-        pairs = self._pairs((*names, *KV_NAMES))
-        state_pairs = self._pairs(STATE_NAMES)
-        known = tuple(found for role in Role if (found := self._input(role)) is not None)
+        names = configured(pairs("past_{}_names", "present_{}_names"), inputs, outputs)
+        kv_names, state_names = self._pairs((*names, *KV_NAMES)), self._pairs(STATE_NAMES)
+        roles = tuple(found for role in Role if (found := self._input(role)) is not None)
         embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
         cross = read_cross_inputs(self._inputs, self._model_config)
-        self._refuse_others({found.tensor.name for found in known} | {*pairs, *state_pairs, *embeddings, *cross.names})
-        if not embeddings and not any(found.role is Role.INPUT_IDS for found in known):
+        self._refuse_others(
+            {found.tensor.name for found in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
+        )
+        if not embeddings and not any(found.role is Role.INPUT_IDS for found in roles):
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
-        if not pairs and not state_pairs:
+        if not kv_names and not state_names:
             raise ModelError(
                 "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
             )
-        kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
-        states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
+        kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
+        states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
         logits = self._logits()
         self._notes.extend(attention.window_notes(kv))
         obstacle = self._in_place_obstacle(kv, states)
@@ -101,7 +102,7 @@ class _Reader:
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
         return DecoderSpec(
-            inputs=known,
+            inputs=roles,
             kv=kv,
             logits=logits,
             vocab_size=self._vocab_size(logits),
@@ -175,7 +176,7 @@ class _Reader:
         if self._is_packed:  # blocks [blocks, positions, heads, size]
             heads, head_size = _fixed(tensor, tensor.shape[2:], "heads and size are")
             return KvTensor(past, present, tensor.elem_type, heads, head_size, position_axis=1)
-        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
+        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.number(past, "kv_num_heads") or None)
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
 
@@ -191,9 +192,7 @@ class _Reader:
         if key in self._decoder_config:
             self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
             configured = int(self._decoder_config[key])
-            stored = (
-                (configured + 1) // 2 if key == "head_size" and self._attention.is_4bit(tensor.name) else configured
-            )
+            stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
             if from_graph is not None and from_graph != stored:
                 raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
             return stored

@@ -21,7 +21,7 @@ from olive_ext.model.tensor_names import (
     STATES_OUTPUTS,
     by_layer,
     configured,
-    key_and_value,
+    pairs,
 )
 from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
 
@@ -68,7 +68,7 @@ class EncoderSpec:
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
     """Those of a decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
     names = configured(
-        key_and_value("cross_past_{}_names", "cross_present_{}_names"),
+        pairs("cross_past_{}_names", "cross_present_{}_names"),
         model_config.get("decoder", {}).get("inputs", {}),
         model_config.get("encoder", {}).get("outputs", {}),
     )

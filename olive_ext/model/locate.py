@@ -99,7 +99,8 @@ def model_kind(path: str | Path) -> Kind:
         return "hf"
     root = real_path(path)
     if root.is_file():
-        return "onnx" if _is_onnx_name(root) else _refuse_file(root)
+        _refuse_others(root)
+        return "onnx"
     if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
@@ -165,8 +166,7 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
 
 def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
     if root.is_file():
-        if not _is_onnx_name(root):
-            _refuse_file(root)
+        _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
             raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', but the model path is the file '{root}'")
         return root, "the model path"
@@ -274,5 +274,6 @@ def _is_onnx_name(path: Path) -> bool:
     return path.suffix.lower() == ".onnx"
 
 
-def _refuse_file(path: Path) -> Literal["onnx"]:
-    raise ModelError(f"'{path}' is not an .onnx file")
+def _refuse_others(path: Path) -> None:
+    if not _is_onnx_name(path):
+        raise ModelError(f"'{path}' is not an .onnx file")

@@ -14,9 +14,9 @@ from olive_ext.model.types import Role
 Names = tuple[str, str]
 
 
-def key_and_value(past: str, present: str) -> list[Names]:
-    """The pair of names of a key and that of a value, from a pair with {} for either word."""
-    return [(past.format(part), present.format(part)) for part in ("key", "value")]
+def pairs(past: str, present: str, parts: Iterable[str] = ("key", "value")) -> list[Names]:
+    """A pair of names for each of `parts`, from a pair with {} in its place."""
+    return [(past.format(part), present.format(part)) for part in parts]
 
 
 def configured(names: Iterable[Names], inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Names]:
@@ -35,33 +35,28 @@ def by_layer(inputs: Iterable[str], names: Iterable[Names]) -> Iterator[tuple[st
 
 
 KV_NAMES = (
-    *key_and_value("past_key_values.%d.{}", "present.%d.{}"),
-    *key_and_value("past_{}_%d", "present_{}_%d"),
-    *key_and_value("past_key_values.%d.decoder.{}", "present.%d.decoder.{}"),
-    *key_and_value("past_key_values.%d.self.{}", "present.%d.self.{}"),
-    *key_and_value("past_{}_self_%d", "present_{}_self_%d"),
-    *key_and_value("{}_cache.%d", "updated_{}_cache.%d"),
+    *pairs("past_key_values.%d.{}", "present.%d.{}"),
+    *pairs("past_{}_%d", "present_{}_%d"),
+    *pairs("past_key_values.%d.decoder.{}", "present.%d.decoder.{}"),
+    *pairs("past_key_values.%d.self.{}", "present.%d.self.{}"),
+    *pairs("past_{}_self_%d", "present_{}_self_%d"),
+    *pairs("{}_cache.%d", "updated_{}_cache.%d"),
 )
 """Names of a KV input and its output, by exporter."""
 
 STATE_NAMES = (
-    ("past.%d.conv", "present.%d.conv"),
-    ("past.%d.recurrent", "present.%d.recurrent"),
+    *pairs("past.%d.{}", "present.%d.{}", ("conv", "recurrent")),
     ("past_conv.%d", "present_conv.%d"),
-    ("past_key_values.%d.conv_state", "present.%d.conv_state"),
-    ("past_key_values.%d.recurrent_state", "present.%d.recurrent_state"),
-    ("past_key_values.%d.ssm_state", "present.%d.ssm_state"),
-    ("past_states.%d.conv_state", "present_states.%d.conv_state"),
-    ("past_states.%d.ssm_state", "present_states.%d.ssm_state"),
-    ("past_states.%d.conv_state", "present.%d.conv_state"),
-    ("past_states.%d.ssm_state", "present.%d.ssm_state"),
+    *pairs("past_key_values.%d.{}_state", "present.%d.{}_state", ("conv", "recurrent", "ssm")),
+    *pairs("past_states.%d.{}_state", "present_states.%d.{}_state", ("conv", "ssm")),
+    *pairs("past_states.%d.{}_state", "present.%d.{}_state", ("conv", "ssm")),
 )
 """Names of a state of fixed size and its output."""
 
 CROSS_KV_NAMES = (
-    *key_and_value("past_key_values.%d.encoder.{}", "present.%d.encoder.{}"),
-    *key_and_value("past_key_values.%d.cross.{}", "present.%d.cross.{}"),
-    *key_and_value("past_{}_cross_%d", "present_{}_cross_%d"),
+    *pairs("past_key_values.%d.encoder.{}", "present.%d.encoder.{}"),
+    *pairs("past_key_values.%d.cross.{}", "present.%d.cross.{}"),
+    *pairs("past_{}_cross_%d", "present_{}_cross_%d"),
 )
 """Names of a decoder's KV input for the attention to the encoder, and of the output that carries it: the encoder's,
 or that of a decoder's first step."""

@@ -110,13 +110,9 @@ def request_key(tokens: Sequence[int], num_targets: int, source: str = "") -> by
     return hashlib.blake2b(head + np.array(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
-@dataclass(frozen=True)
-class ScoredTargets:
-    """The reference's scores of a request: `record`, `logprob` and `is_greedy` of each target, as in `TARGET`."""
-
-    record: npt.NDArray[np.int64]
-    logprob: npt.NDArray[np.float32]
-    is_greedy: npt.NDArray[np.bool_]
+def scored_targets(record: npt.ArrayLike, logprob: npt.ArrayLike, is_greedy: npt.ArrayLike) -> Array:
+    """The reference's scores of a request: `TARGET`[T] from arrays [T]."""
+    return np.rec.fromarrays([record, logprob, is_greedy], TARGET)
 
 
 class Records:
@@ -162,15 +158,12 @@ class Records:
     def num_records(self) -> int:
         return self._files.count("records") + self._num_fresh
 
-    def find(self, key: bytes) -> ScoredTargets | None:
-        """The scores of the request with this `request_key`; None where there are none."""
-        targets = self._fresh.get(key)
-        if targets is None:
-            found = self._request(key)
-            if found is None:
-                return None
-            targets = self._files.read("targets", found["first"] + np.arange(found["count"]))
-        return ScoredTargets(*(targets[name].copy() for name in ("record", "logprob", "is_greedy")))
+    def find(self, key: bytes) -> Array | None:
+        """The scores, `TARGET`[T], of the request with this `request_key`; None where there are none."""
+        if key in self._fresh:
+            return self._fresh[key]
+        found = self._request(key)
+        return None if found is None else self._files.read("targets", found["first"] + np.arange(found["count"]))
 
     def get(self, numbers: npt.NDArray[np.int64]) -> Array:
         """Records by number: `Form.dtype`[R]."""
@@ -183,12 +176,11 @@ class Records:
         self._num_fresh += len(records_R)
         return np.arange(first, first + len(records_R))
 
-    def put(self, key: bytes, scored: ScoredTargets) -> None:
-        """Keeps a request's scores, unless they are there already; writes when enough has come together."""
+    def put(self, key: bytes, targets: Array) -> None:
+        """Keeps a request's scores (`scored_targets`), unless they are there already; writes when enough has come
+        together."""
         if key in self._fresh or self._request(key) is not None:
             return
-        targets = np.empty(len(scored.record), TARGET)
-        targets["record"], targets["logprob"], targets["is_greedy"] = scored.record, scored.logprob, scored.is_greedy
         self._fresh[key] = targets
         is_much = self._num_fresh * self.form.dtype.itemsize >= CHUNK_BYTES
         if is_much or len(self._fresh) >= CHUNK_REQUESTS:
