@@ -181,15 +181,9 @@ def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> N
 
 def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:
     """(which layers, their layout), one entry for neighbouring layers that are alike. Keys and values alternate."""
-    layers = [
-        (index // 2, f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}")
-        for index, tensor in enumerate(kv)
-    ]
-    per_layer = [
-        (layer, " / ".join(dict.fromkeys(text for _, text in group)))
-        for layer, group in groupby(layers, key=lambda item: item[0])
-    ]
-    for layout, run in groupby(per_layer, key=lambda item: item[1]):
+    texts = [f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}" for tensor in kv]
+    per_layer = [" / ".join(dict.fromkeys(texts[index : index + 2])) for index in range(0, len(texts), 2)]
+    for layout, run in groupby(enumerate(per_layer), key=lambda item: item[1]):
         numbers = [layer for layer, _ in run]
         name = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]}-{numbers[-1]}"
         yield name, layout

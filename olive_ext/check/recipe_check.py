@@ -30,11 +30,11 @@ class Block:
 
     @property
     def type(self) -> str:
-        """The type's last component; Olive reads passes without regard to case or to a leading path."""
         return str(self.keys.get("type", ""))
 
     @property
     def is_ours(self) -> bool:
+        """Olive reads the types of passes without regard to case or to a leading path."""
         if self.is_pass:
             return self.type.rpartition(".")[2].lower() == PASS_TYPE.lower()
         return self.type == EVALUATOR_TYPE

@@ -107,15 +107,14 @@ def read_encoder(
     known = {source, *([mask.name] if mask is not None else [])}
     if others := sorted(inputs.keys() - known):
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
+    returned = {value.name for value in first_step.graph.output} - outputs if first_step is not None else set()
     given = {tensor.name: present for present, tensor in cross.kv.items() if present in outputs}
-    missing = {tensor.name: present for present, tensor in cross.kv.items() if present not in outputs}
-    returned = {value.name for value in first_step.graph.output} if first_step is not None else set()
-    computed = {name: present for name, present in missing.items() if present in returned}
-    unused = tuple(tensor for tensor in cross.kv.values() if tensor.name in missing.keys() - computed.keys())
+    computed = {tensor.name: present for present, tensor in cross.kv.items() if present in returned}
+    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs | returned}
     if unused and not cross.states:
+        present, tensor = next(iter(unused.items()))
         raise ModelError(
-            f"the decoder takes '{unused[0].name}'; neither the encoder nor a decoder without a past returns "
-            f"'{missing[unused[0].name]}'"
+            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
         )
     return EncoderSpec(
         kind=kind,
@@ -125,7 +124,7 @@ def read_encoder(
         outputs={**{tensor.name: states for tensor in cross.states}, **given},
         masks=cross.masks,
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
-        unused=unused,
+        unused=tuple(unused.values()),
     )
 
 

@@ -4,8 +4,9 @@ model_config.json it leaves in an output folder."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,7 +64,6 @@ def locate(
     tokenizer_place, tokenizer_rule = find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
     companions = find_companions(decoder, directory, genai_config)
-    companion_rules = {part: found_by for part, (_, found_by) in companions.items()}
     hf_files = (folder / "config.json" for folder in (decoder.parent, directory))
     hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
@@ -72,7 +72,8 @@ def locate(
         genai_config=genai_config,
         hf_config=read_json(hf_file) if hf_file else {},
         tokenizer=tokenizer_place,
-        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule, **companion_rules},
+        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
+        | {part: found_by for part, (_, found_by) in companions.items()},
         weights=weights,
         pipeline=tuple(stages),
         companions={part: GraphFiles(graph, _weights(graph)) for part, (graph, _) in companions.items()},
@@ -138,11 +139,10 @@ def read_outline(path: Path) -> Outline:
     import onnx
 
     model = read_graph(path)
-    nodes = (model.graph.node, *(function.node for function in model.functions))
-    tensors = [tensor for part in nodes for tensor in _node_tensors(part)] + _graph_tensors(model.graph)
+    functions = (_node_tensors(function.node) for function in model.functions)
     locations = {
         entry.value
-        for tensor in tensors
+        for tensor in chain(_graph_tensors(model.graph), *functions)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
@@ -150,18 +150,19 @@ def read_outline(path: Path) -> Outline:
     return Outline(any(output.name.startswith("logits") for output in model.graph.output), frozenset(locations))
 
 
-def _graph_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    sparse = [part for item in graph.sparse_initializer for part in (item.values, item.indices)]
-    return [*graph.initializer, *sparse]
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
 
 
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
-    tensors: list[onnx.TensorProto] = []
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """Where an attribute is no tensor or graph, protobuf gives an empty one, which has no location."""
     for attribute in (attribute for node in nodes for attribute in node.attribute):
-        tensors += [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            tensors += _graph_tensors(graph) + _node_tensors(graph.node)
-    return tensors
+        yield from (*attribute.tensors, attribute.t)
+        for graph in (*attribute.graphs, attribute.g):
+            yield from _graph_tensors(graph)
 
 
 def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:

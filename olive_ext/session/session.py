@@ -181,7 +181,7 @@ class Session:
             if batch.requests:
                 with self._work():
                     self._engine.run(batch.requests, batch.take)
-            return batch.outputs()
+            return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate]]
