@@ -16,22 +16,10 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.model import attention
+from olive_ext.model import attention, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
-from olive_ext.model.tensor_names import (
-    EMBEDDING_NAMES,
-    KV_NAMES,
-    PACKED_RANKS,
-    ROLE_NAMES,
-    ROLE_RANKS,
-    STATE_NAMES,
-    UNSUPPORTED,
-    Names,
-    by_layer,
-    configured,
-    pairs,
-)
+from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 Config = Mapping[str, Any]
@@ -74,15 +62,15 @@ class _Reader:
         self._inputs = {name: tensor for name, tensor in inputs.items() if name not in provided}
         self._outputs = {value.name: attention.tensor_spec(value) for value in model.graph.output}
         self._attention = AttentionNodes(model.graph)
-        self._is_packed = any(name in self._inputs for name in ROLE_NAMES[Role.BLOCK_TABLE])
+        self._is_packed = any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.BLOCK_TABLE])
         self._notes: list[str] = []
 
     def read(self, max_length: int | None) -> DecoderSpec:
         inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
-        names = configured(pairs("past_{}_names", "present_{}_names"), inputs, outputs)
-        kv_names, state_names = self._pairs((*names, *KV_NAMES)), self._pairs(STATE_NAMES)
+        names = tensor_names.configured_names(tensor_names.pairs("past_{}_names", "present_{}_names"), inputs, outputs)
+        kv_names, state_names = self._pairs((*names, *tensor_names.KV_NAMES)), self._pairs(tensor_names.STATE_NAMES)
         roles = tuple(found for role in Role if (found := self._input(role)) is not None)
-        embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
+        embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
         cross = read_cross_inputs(self._inputs, self._model_config)
         self._refuse_others(
             {found.tensor.name for found in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
@@ -131,7 +119,9 @@ class _Reader:
 
     def _input(self, role: Role) -> InputSpec | None:
         configured = self._decoder_config.get("inputs", {}).get(role.value)
-        tensor = next((self._inputs[name] for name in (configured, *ROLE_NAMES[role]) if name in self._inputs), None)
+        tensor = next(
+            (self._inputs[name] for name in (configured, *tensor_names.ROLE_NAMES[role]) if name in self._inputs), None
+        )
         if tensor is None:
             return None
         accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else TOKEN_TYPES
@@ -139,7 +129,7 @@ class _Reader:
             kind = TensorProto.DataType.Name(tensor.elem_type)
             names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
             raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
-        accepted_ranks = (PACKED_RANKS if self._is_packed else ROLE_RANKS)[role]
+        accepted_ranks = (tensor_names.PACKED_RANKS if self._is_packed else tensor_names.ROLE_RANKS)[role]
         if len(tensor.shape) not in accepted_ranks:
             ranks = " or ".join(map(str, accepted_ranks))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
@@ -147,7 +137,7 @@ class _Reader:
 
     def _refuse_others(self, known: set[str]) -> None:
         others = [name for name in self._inputs if name not in known]
-        for pattern, reason in UNSUPPORTED:
+        for pattern, reason in tensor_names.UNSUPPORTED:
             for name in others:
                 if re.search(pattern, name):
                     raise ModelError(f"input '{name}' is not supported yet: {reason}")
@@ -157,7 +147,7 @@ class _Reader:
     def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
         """Past to present, by layer, each layer's tensors in the order of `names`."""
         found: dict[str, tuple[int, str]] = {}
-        for past, layer, present in by_layer(self._inputs, names):
+        for past, layer, present in tensor_names.by_layer(self._inputs, names):
             if past not in found or (found[past][1] not in self._outputs and present in self._outputs):
                 found[past] = layer, present
         for past, (_, present) in found.items():
@@ -167,7 +157,7 @@ class _Reader:
 
     def _kv_tensor(self, past: str, present: str) -> KvTensor:
         tensor = self._inputs[past]
-        if len(tensor.shape) == 3 and any(name in self._inputs for name in ROLE_NAMES[Role.WRITE_INDICES]):
+        if len(tensor.shape) == 3 and any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.WRITE_INDICES]):
             # A static cache [batch, positions, width]: the graph writes at indices that it is given.
             capacity, width = _fixed(tensor, tensor.shape[1:], "a static cache is")
             return KvTensor(past, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)

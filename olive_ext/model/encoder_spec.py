@@ -10,19 +10,8 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError, listed
+from olive_ext.model import tensor_names
 from olive_ext.model.attention import graph_inputs
-from olive_ext.model.tensor_names import (
-    CROSS_KV_NAMES,
-    CROSS_MASKS,
-    ROLE_NAMES,
-    SOURCE_INPUTS,
-    SOURCE_MASKS,
-    STATES_INPUTS,
-    STATES_OUTPUTS,
-    by_layer,
-    configured,
-    pairs,
-)
 from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
 
 _FEATURES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
@@ -67,18 +56,18 @@ class EncoderSpec:
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
     """Those of a decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
-    names = configured(
-        pairs("cross_past_{}_names", "cross_present_{}_names"),
+    names = tensor_names.configured_names(
+        tensor_names.pairs("cross_past_{}_names", "cross_present_{}_names"),
         model_config.get("decoder", {}).get("inputs", {}),
         model_config.get("encoder", {}).get("outputs", {}),
     )
     kv: dict[str, TensorSpec] = {}
-    for name, _, present in by_layer(inputs, (*names, *CROSS_KV_NAMES)):
+    for name, _, present in tensor_names.by_layer(inputs, (*names, *tensor_names.CROSS_KV_NAMES)):
         if inputs[name] not in kv.values():
             kv[present] = inputs[name]
     return CrossInputs(
-        states=tuple(tensor for name, tensor in inputs.items() if name in STATES_INPUTS),
-        masks=tuple(tensor for name, tensor in inputs.items() if name in CROSS_MASKS),
+        states=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.STATES_INPUTS),
+        masks=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.CROSS_MASKS),
         kv=kv,
     )
 
@@ -95,15 +84,19 @@ def read_encoder(
     """
     inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
     section = model_config.get("encoder", {})
-    source = _first(inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *SOURCE_INPUTS))
-    states = _first(outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *STATES_OUTPUTS))
+    source = _first(
+        inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *tensor_names.SOURCE_INPUTS)
+    )
+    states = _first(
+        outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *tensor_names.STATES_OUTPUTS)
+    )
     if source is None or states is None:
         raise ModelError(
-            f"the encoder takes {_listed(inputs)} and returns {_listed(outputs)}; one of {_listed(SOURCE_INPUTS)} and "
-            f"one of {_listed(STATES_OUTPUTS)} is needed"
+            f"the encoder takes {_listed(inputs)} and returns {_listed(outputs)}; one of "
+            f"{_listed(tensor_names.SOURCE_INPUTS)} and one of {_listed(tensor_names.STATES_OUTPUTS)} is needed"
         )
     kind = _kind(inputs[source])
-    mask = inputs.get(_first(inputs, SOURCE_MASKS) or "") if kind is SourceKind.TOKENS else None
+    mask = inputs.get(_first(inputs, tensor_names.SOURCE_MASKS) or "") if kind is SourceKind.TOKENS else None
     known = {source, *([mask.name] if mask is not None else [])}
     if others := sorted(inputs.keys() - known):
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
@@ -130,8 +123,8 @@ def read_encoder(
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
     inputs = graph_inputs(model.graph)
-    states = _first(inputs, sorted(STATES_INPUTS))
-    others = sorted(inputs.keys() - {states, *CROSS_MASKS, *ROLE_NAMES[Role.INPUT_IDS]})
+    states = _first(inputs, sorted(tensor_names.STATES_INPUTS))
+    others = sorted(inputs.keys() - {states, *tensor_names.CROSS_MASKS, *tensor_names.ROLE_NAMES[Role.INPUT_IDS]})
     if states is None or others:
         raise ModelError(
             f"the decoder without a past computes cross KV from {_listed(inputs)}, which is not understood"
@@ -139,8 +132,8 @@ def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStep
     return FirstStepSpec(
         outputs,
         states,
-        masks=tuple(tensor for name, tensor in inputs.items() if name in CROSS_MASKS),
-        tokens=tuple(tensor for name, tensor in inputs.items() if name in ROLE_NAMES[Role.INPUT_IDS]),
+        masks=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.CROSS_MASKS),
+        tokens=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.ROLE_NAMES[Role.INPUT_IDS]),
     )
 
 

@@ -11,23 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from olive_ext.errors import ModelError
+from olive_ext.model import folders
 from olive_ext.model.content import hf_weights, weight_files
-from olive_ext.model.folders import (
-    GENAI_CONFIG,
-    OLIVE_RECORD,
-    contents,
-    find_companions,
-    find_pipeline,
-    find_tokenizer,
-    is_hub_name,
-    missing_stage,
-    olive_record,
-    pick_with_past,
-    pipeline_stages,
-    read_json,
-    real_path,
-    upwards,
-)
+from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
@@ -49,28 +35,28 @@ def locate(
 
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
-    root = real_path(path)
+    root = folders.real_path(path)
     logger.debug("looking for the files of '%s'", path)
     decoder, rule = _find_decoder(root, onnx_file_name)
     weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)
-    genai_config = read_json(config_file) if config_file else {}
-    stages = find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
+    genai_config = folders.read_json(config_file) if config_file else {}
+    stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph))
     candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
     for folder in dict.fromkeys((root, decoder.parent)):
         candidates += _olive_tokenizers(folder)
-    tokenizer_place, tokenizer_rule = find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
+    tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
-    companions = find_companions(decoder, directory, genai_config)
+    companions = folders.find_companions(decoder, directory, genai_config)
     hf_files = (folder / "config.json" for folder in (decoder.parent, directory))
     hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
         decoder=decoder,
         directory=directory,
         genai_config=genai_config,
-        hf_config=read_json(hf_file) if hf_file else {},
+        hf_config=folders.read_json(hf_file) if hf_file else {},
         tokenizer=tokenizer_place,
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, found_by) in companions.items()},
@@ -96,21 +82,23 @@ def model_kind(path: str | Path) -> Kind:
 
     A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
     """
-    if is_hub_name(str(path), needs_owner=True):
+    if folders.is_hub_name(str(path), needs_owner=True):
         return "hf"
-    root = real_path(path)
+    root = folders.real_path(path)
     if root.is_file():
         _refuse_others(root)
         return "onnx"
-    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
+    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or folders.olive_record(root)[0] == "onnxmodel":
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
     if any(root.glob("*/*.onnx")):
         return "onnx"
-    kind, record = olive_record(root)
+    kind, record = folders.olive_record(root)
     hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
-    raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
+    raise ModelError(
+        f"'{root}' is neither an ONNX nor a Hugging Face model: {folders.contents(root)}{hint if kind else ''}"
+    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +161,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
         return root, "the model path"
     if onnx_file_name:
         if not (root / onnx_file_name).is_file():
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {contents(root)}")
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {folders.contents(root)}")
         return root / onnx_file_name, "the setting 'onnx_file_name'"
     named, rule = _genai_decoder(root)
     if named is not None:
@@ -189,45 +177,45 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
     if not (root / GENAI_CONFIG).is_file():
         return None, ""
-    config = read_json(root / GENAI_CONFIG)
+    config = folders.read_json(root / GENAI_CONFIG)
     model = config.get("model") or {}
     decoder = model.get("decoder")
     if not isinstance(decoder, Mapping):
         raise ModelError(f"'{root / GENAI_CONFIG}' describes no text decoder (model type '{model.get('type')}')")
-    if stages := pipeline_stages(root, config):
-        problem = missing_stage(root, stages)
+    if stages := folders.pipeline_stages(root, config):
+        problem = folders.missing_stage(root, stages)
         rule = f"the first graph of {GENAI_CONFIG}'s model.decoder.pipeline"
         return (None, problem) if problem else (next(iter(stages.values())), rule)
     name = decoder.get("filename")
     if not name:
         return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
     if not (root / name).is_file():
-        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {contents(root)}"
+        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {folders.contents(root)}"
     return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:
     """The file of the ONNXModel recorded in `root`. Olive writes absolute paths: those of a folder that was moved since
     are taken relative to the record first."""
-    kind, config = olive_record(root)
+    kind, config = folders.olive_record(root)
     if kind != "onnxmodel" or not isinstance(config.get("model_path"), str):
         return None
     recorded, name = Path(config["model_path"]), config.get("onnx_file_name")
     files = [root / name, recorded / name] if name else [root / recorded.name, recorded]
-    return next((real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
+    return next((folders.real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
 
 
 def _only_decoder(root: Path) -> tuple[Path, str]:
     graphs = sorted(root.glob("*.onnx")) or sorted(root.glob("*/*.onnx"))
     names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
     if not graphs:
-        raise ModelError(f"no .onnx file in '{root}': {contents(root)}")
+        raise ModelError(f"no .onnx file in '{root}': {folders.contents(root)}")
     if len(graphs) == 1:
         return graphs[0], "the only .onnx file"
     decoders = [graph for graph in graphs if _returns_logits(graph)]
     if not decoders:
         raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
-    if picked := pick_with_past(decoders):
+    if picked := folders.pick_with_past(decoders):
         return picked
     if len(decoders) > 1:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
@@ -247,7 +235,7 @@ def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
     names this decoder: another model may lie above."""
     if (root / GENAI_CONFIG).is_file():
         return root / GENAI_CONFIG, "in the folder asked for"
-    for folder, place in upwards(decoder.parent):
+    for folder, place in folders.upwards(decoder.parent):
         config = folder / GENAI_CONFIG
         if config.is_file() and (folder == decoder.parent or _names(config, decoder)):
             return config, place
@@ -255,15 +243,15 @@ def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
 
 
 def _names(config: Path, decoder: Path) -> bool:
-    written = read_json(config)
+    written = folders.read_json(config)
     section = (written.get("model") or {}).get("decoder") or {}
     named = config.parent / str(section.get("filename") or "")
-    files = (named, *pipeline_stages(config.parent, written).values())
+    files = (named, *folders.pipeline_stages(config.parent, written).values())
     return any(file.is_file() and file.samefile(decoder) for file in files)
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:
-    _, config = olive_record(folder)
+    _, config = folders.olive_record(folder)
     attributes = config.get("model_attributes") or {}
     files = attributes.get("additional_files") or []
     places = [(str(Path(file).parent), f"additional_files in Olive's {OLIVE_RECORD}") for file in files]

@@ -14,22 +14,9 @@ from typing import Any
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ModelError
+from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
-from olive_ext.model.decisions import (
-    BUCKET_FORMS,
-    ONE_BY_ONE,
-    BucketPlan,
-    Decision,
-    Runtime,
-    State,
-    choose_chunk_size,
-    choose_num_slots,
-    choose_overlap,
-    choose_runtime,
-    choose_scoring,
-    is_attention_at_risk,
-    suggest_genai,
-)
+from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
@@ -104,7 +91,7 @@ class ResolvedModel:
         """The library that runs the model, and which rule chose it."""
         if self.kind == "hf":
             return "transformers", f"kind: {self.kind_reason}"
-        return choose_runtime(self.settings.engine, self.files)
+        return decisions.choose_runtime(self.settings.engine, self.files)
 
     @cached_property
     def spec(self) -> DecoderSpec:
@@ -117,7 +104,7 @@ class ResolvedModel:
         try:
             return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
-            raise suggest_genai(error, files) from error
+            raise decisions.suggest_genai(error, files) from error
 
     @cached_property
     def context_length(self) -> int | None:
@@ -135,17 +122,19 @@ class ResolvedModel:
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        return choose_overlap(self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none")
+        return decisions.choose_overlap(
+            self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none"
+        )
 
     @cached_property
     def scoring(self) -> Decision:
         """How texts that are scored share steps."""
-        return choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
+        return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
-        scoring = self.scoring.reason if self.scoring.reason.startswith(ONE_BY_ONE) else ""
+        scoring = self.scoring.reason if self.scoring.reason.startswith(decisions.ONE_BY_ONE) else ""
         return (*self.spec.notes, *filter(None, (self.buckets.note, scoring)))
 
     @cached_property
@@ -173,7 +162,7 @@ class ResolvedModel:
             return (*found, *self._of_graph())
         if runtime == "genai":
             found += [Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")]
-        return (*found, Decision("chunk_size", *choose_chunk_size(self.settings.engine)))
+        return (*found, Decision("chunk_size", *decisions.choose_chunk_size(self.settings.engine)))
 
     @property
     def name(self) -> str:
@@ -191,16 +180,16 @@ class ResolvedModel:
         windows = sum(tensor.window is not None for tensor in spec.kv)
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
-        yield Decision("num_slots", *choose_num_slots(self.settings, spec, self.device), "predicted")
-        size, why = choose_chunk_size(engine)
+        yield Decision("num_slots", *decisions.choose_num_slots(self.settings, spec, self.device), "predicted")
+        size, why = decisions.choose_chunk_size(engine)
         is_tried = not spec.is_kv_in_place and not spec.cross
-        is_tried |= is_attention_at_risk(size, self.device, spec)
+        is_tried |= decisions.is_attention_at_risk(size, self.device, spec)
         yield Decision("chunk_size", size, why, _tried(is_tried))
         threads = "ONNX Runtime's default" if engine.num_threads == "auto" else engine.num_threads
         yield Decision("num_threads", threads, "engine.num_threads")
         buckets = self.buckets
         state = _tried(buckets.steps != "none")
-        yield Decision("shapes", BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
+        yield Decision("shapes", decisions.BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
         yield self.scoring
         yield Decision("decode_ahead", *self.overlap)
 

@@ -19,7 +19,7 @@ def pairs(past: str, present: str, parts: Iterable[str] = ("key", "value")) -> l
     return [(past.format(part), present.format(part)) for part in parts]
 
 
-def configured(names: Iterable[Names], inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Names]:
+def configured_names(names: Iterable[Names], inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Names]:
     """The pairs that genai_config.json gives under the keys `names` of its sections `inputs` and `outputs`."""
     return [(inputs[past], outputs[present]) for past, present in names if past in inputs and present in outputs]
 
