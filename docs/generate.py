@@ -16,19 +16,21 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
-from olive_ext.cli.parser import (  # noqa: E402
+from olive_ext.cli.commands import (  # noqa: E402
     ABOUT,
     BENCH_MODEL_HELP,
     COMMANDS,
     COMPARE_OPTIONS,
     MODEL_HELP,
     REPORT_HELP,
+    RESULT_HELP,
     RUN_HELP,
     SCHEMA_HELP,
+    SPEC_HELP,
     TARGET_HELP,
     VERIFY_HELP,
 )
+from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,
@@ -160,6 +162,9 @@ def cli() -> str:
                 *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in COMPARE_OPTIONS),
             ],
         ),
+        "## `olive-ext evalution SPEC [--output FILE]`",
+        COMMANDS["evalution"],
+        _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", RESULT_HELP)]),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
         _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),

@@ -45,6 +45,10 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class NonFiniteError(RunError):
+    """A model's output is NaN or infinite where a working model's is not."""
+
+
 class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
 
 settings.register_profile("quick", max_examples=100, deadline=None)
-settings.register_profile("thorough", max_examples=3000, deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("thorough", max_examples=700, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
 
 

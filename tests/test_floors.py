@@ -33,7 +33,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["requests"],
         ["step"],
-        ["oom_split", "runners.base"],
+        ["runners.base"],
         ["scheduling", "runners"],
         ["reference"],
         ["step_loop"],
@@ -43,7 +43,7 @@ FLOORS = {
     "olive_ext.engine.runners": [["base"], ["shape_buckets"], ["trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
-        ["inputs"],
+        ["inputs", "placement"],
         ["head", "capture", "companion_inputs"],
         ["ort_runner"],
         ["opening"],
@@ -60,7 +60,6 @@ DOORS = {
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
         "olive_ext.backends.peer_backends",  # tells the backends we compare with how many threads to use
     ],
-    "pynvml": ["olive_ext.model.free_memory"],
     "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peer_backends"],
     # runners.hf: a reference in its original form runs on transformers
     "transformers": ["olive_ext.text.tokenizer", "olive_ext.engine.runners.hf.hf_runner", "olive_ext.backends.*"],

@@ -48,7 +48,7 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
     """Runs one part in this process: seconds, memory in bytes, and the numbers of the comparison."""
     import olive_ext
     from olive_ext.records import Records
-    from olive_ext.run.peak_memory import PeakMemory
+    from olive_ext.run.machine import PeakMemory
 
     name, _, is_small = part.partition("/")
     texts = json.loads((folder / "documents.json").read_text(encoding="utf-8"))

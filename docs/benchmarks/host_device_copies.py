@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from olive_ext.bench.profile import large_copies, read_runs, summarize
+from ort_profile import large_copies, read_runs, summarize
+
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.opening import open_engine

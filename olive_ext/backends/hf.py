@@ -10,10 +10,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.backends.lm_eval.instances import CompletePairs
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -37,13 +38,9 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         self._drops_prefix = False
         self.counters = {"requests": 0, "tokens_naive": 0, "tokens_generated": 0}
         where = str(getattr(self.tokenizer, "name_or_path", ""))
-        self._pairs = Tokenizer(
+        self._text = Tokenizer(
             self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=self.custom_prefix_token_id
         )
-
-    @property
-    def pair_tokenizer(self) -> Tokenizer:
-        return self._pairs
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         """HFLM's; while a rolling log-likelihood is prepared, without the prefix token in front."""
@@ -100,7 +97,12 @@ def open_hf(
     a nat. `model_args` are further arguments of the constructor (HFLM's), and win over the others here. Raises
     `ModelError` or `ConfigError`.
     """
-    place = _torch_device(device) if isinstance(model, str) else str(model.device)
+    if isinstance(model, str):
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        without_cuda = f"'device' = {device!r}: torch sees no CUDA device here"
+        place = torch_device(default if device is None else device, without_cuda)
+    else:
+        place = str(model.device)
     arguments = {
         "pretrained": model,
         "tokenizer": tokenizer,
@@ -131,7 +133,7 @@ def answers_key(lm: LM) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in lm.model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes(tensor))
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     backend = getattr(lm.tokenizer, "backend_tokenizer", None)
     facts = {
         "tokenizer": backend.to_str() if backend is not None else sorted(lm.tokenizer.get_vocab().items()),
@@ -146,22 +148,17 @@ def answers_key(lm: LM) -> str:
     return digest.hexdigest()
 
 
-def _bytes(tensor: Any) -> Any:
-    import torch
+def torch_device(device: str, without_cuda: str) -> str:
+    """torch's name of `device`, where "gpu" means "cuda".
 
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _torch_device(device: str | None) -> str:
-    import torch
-
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+    Raises `ConfigError` for a device that torch does not know, and with the message `without_cuda` for a CUDA device
+    where torch sees none.
+    """
     name = "cuda" if device.lower() == "gpu" else device
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
         raise ConfigError(f"'device' = {device!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"'device' = {device!r}: torch sees no CUDA device here")
+        raise ConfigError(without_cuda)
     return name

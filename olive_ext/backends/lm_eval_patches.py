@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,13 +24,6 @@ _BARS = (
     "lm_eval.models.huggingface",
     "olive_ext.backends.lm_eval.instances",
 )
-
-
-@contextmanager
-def patched_lm_eval(progress: bool) -> Iterator[None]:
-    """Applies all patches of this module."""
-    with compiled_templates(), environment_read_once(), quiet_bars(progress):
-        yield
 
 
 @contextmanager
@@ -52,18 +45,17 @@ def environment_read_once() -> Iterator[None]:
     """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git writes no error
     to stderr outside a repository."""
     module: Any = sys.modules.get("lm_eval.evaluator")
-    own = {"add_env_info": _add_environment, "get_git_commit_hash": _commit}
+    own: dict[str, Callable[..., Any]] = {
+        "add_env_info": lambda storage: storage.update(_environment()),
+        "get_git_commit_hash": _commit,
+    }
     with ExitStack() as undo:
         for name, replacement in own.items():
             found = getattr(module, name, None)
-            if found is not None and found is not replacement:
+            if found is not None:
                 setattr(module, name, replacement)
                 undo.callback(setattr, module, name, found)
         yield
-
-
-def _add_environment(storage: dict[str, Any]) -> None:
-    storage.update(_environment())
 
 
 @functools.cache

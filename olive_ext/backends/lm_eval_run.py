@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import lm_eval
 from lm_eval.api.model import LM, CacheHook
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from olive_ext.backends.lm_eval_patches import patched_lm_eval
+from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
@@ -29,15 +30,17 @@ def run_tasks(
     progress: bool = False,
     log_samples: bool = False,
 ) -> dict[str, Any]:
-    """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and with
-    `chat_template_sha` where a chat template is applied.
+    """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
+    chat template is applied with its SHA-256 as `chat_template_sha`, as lm-eval's command line reports it.
 
     Answers are cached in the database `<cache_stem>_rank0.db`. Raises `TaskError` where a task, its data or a setting
     cannot be evaluated, `RunError` where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
-        patched_lm_eval(progress),
+        compiled_templates(),
+        environment_read_once(),
+        quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
         _cache_closed(lm),
     ):
@@ -56,21 +59,12 @@ def run_tasks(
             use_cache=cache_stem,
             batch_size=settings.batch_size,
             device=settings.device,
-            random_seed=seeds.python,
-            numpy_random_seed=seeds.numpy,
-            torch_random_seed=seeds.torch,
-            fewshot_random_seed=seeds.fewshot,
+            **asdict(seeds),
         )
         if settings.apply_chat_template:
-            results["chat_template_sha"] = _template_sha(lm)
+            template = lm.chat_template(True)  # empty where a server applies it, so that it is not known
+            results["chat_template_sha"] = hash_string(template) if template else None
     return results
-
-
-def _template_sha(lm: LM) -> str | None:
-    """SHA-256 of the template that was applied, as lm-eval's command line reports it; None where a server applies the
-    template, so that it is not known."""
-    template = lm.chat_template(True)
-    return hash_string(template) if template else None
 
 
 @contextmanager

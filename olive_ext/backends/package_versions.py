@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+
+from olive_ext import __version__
 
 RUNTIMES = ("olive-ext", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-ep-webgpu", "torch")
 _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval", "transformers", "datasets", "onnx")
@@ -10,17 +13,9 @@ _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval",
 
 def versions() -> dict[str, str]:
     """Distribution name to version, for those that are installed."""
-    wanted = (*RUNTIMES, *_OTHERS)
-    found = {name: number for name in wanted if (number := _version(name)) is not None}
-    if "olive-ext" not in found:  # run from a checkout that is not installed
-        from olive_ext import __version__
-
-        found["olive-ext"] = __version__
+    found = {}
+    for name in (*RUNTIMES, *_OTHERS):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    found.setdefault("olive-ext", __version__)  # run from a checkout that is not installed
     return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

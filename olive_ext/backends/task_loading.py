@@ -1,4 +1,5 @@
-"""The loading of lm-eval tasks, which comes before any model is opened. Knows no model.
+"""The loading of lm-eval tasks, which comes before any model is opened, and the metrics that tasks declare: read from
+their files, without loading data, or from loaded tasks. Knows no model.
 
 lm-eval's own start reads all its 14,000 task files (10 to 45 s). They are read only where a name is a group, a tag, or
 lies in a file of another name.
@@ -10,7 +11,7 @@ import difflib
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,20 +22,24 @@ import numpy as np
 import torch
 import yaml
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.errors import TaskError, named_failures
 
 Spec = str | Mapping[str, Any]
 
+Declared = dict[str, Collection[str] | None]
+"""Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
+
 
 @dataclass(frozen=True)
 class Seeds:
-    """The four seeds of lm-eval, with its own defaults."""
+    """The four seeds of lm-eval, with the names that `simple_evaluate` gives them, and its defaults."""
 
-    python: int = 0
-    numpy: int = 1234
-    torch: int = 1234
-    fewshot: int = 1234
+    random_seed: int = 0
+    numpy_random_seed: int = 1234
+    torch_random_seed: int = 1234
+    fewshot_random_seed: int = 1234
 
     @classmethod
     def of(cls, seed: int | None) -> Seeds:
@@ -43,9 +48,9 @@ class Seeds:
 
     def plant(self) -> None:
         """Sets the global generators, which some tasks draw from while they load."""
-        random.seed(self.python)
-        np.random.seed(self.numpy)
-        torch.manual_seed(self.torch)
+        random.seed(self.random_seed)
+        np.random.seed(self.numpy_random_seed)
+        torch.manual_seed(self.torch_random_seed)
 
 
 class LoadedTasks:
@@ -59,18 +64,11 @@ class LoadedTasks:
         self._loaded = loaded
         self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         self.task_index = manager.task_index
-
-    @property
-    def tasks(self) -> Mapping[str, Any]:
+        self.tasks: Mapping[str, Any] = loaded["tasks"]
         """Every leaf task by name."""
-        tasks: Mapping[str, Any] = self._loaded["tasks"]
-        return tasks
 
-    @property
-    def groups(self) -> Mapping[str, Any]:
+        self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
-        groups: Mapping[str, Any] = self._loaded.get("groups", {})
-        return groups
 
     def load(self, _: object) -> Mapping[str, Any]:
         """lm-eval's `TaskDict`: tasks, groups and group_map."""
@@ -190,3 +188,64 @@ def _unknown(names: Sequence[str], known: Sequence[str]) -> str:
         hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else "no task has a similar name"
         parts.append(f"unknown task '{name}': {hint}")
     return "; ".join(parts)
+
+
+def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> Declared | None:
+    """Every task of `specs` to the metrics in its `metric_list`; None for one without such a list, or with functions.
+
+    None altogether where a name is a group, a tag, or lies in a file of another name: their tasks are only known once
+    they are loaded. Raises `TaskError` for a missing folder or a broken file.
+    """
+    with named_failures("the tasks' metrics cannot be read", machine=()):
+        index = TaskManager(include_path=task_folders(include_path), include_defaults=False).task_index
+        configs = [_config(spec, index) for spec in specs]
+        if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):
+            return None
+        return {config["task"]: _listed(config.get("metric_list"), config.get("filter_list")) for config in configs}
+
+
+def loaded_metrics(loaded: LoadedTasks) -> Declared:
+    """The metrics of loaded tasks, and of the groups that aggregate any."""
+    tasks = {name: _with_filters(task.aggregation(), _filters(task)) for name, task in loaded.tasks.items()}
+    groups = {name: _of_group(group) for name, group in loaded.groups.items()}
+    return {**tasks, **{name: metrics for name, metrics in groups.items() if metrics}}
+
+
+def _of_group(group: Any) -> frozenset[str]:
+    """The metrics that a group aggregates; one without filters is aggregated for all filters of the tasks."""
+    of_tasks = {name for task in group.get_all_tasks() for name in _filters(task)}
+    listed = group.aggregate_metric_list or ()
+    return frozenset(name for item in listed for name in _with_filters([item.metric], item.filter_list or of_tasks))
+
+
+def _filters(task: Any) -> list[str]:
+    """The filters of a task; a task that is a Python class has no configuration to read them from."""
+    return _filter_names(getattr(task.config, "filter_list", None))
+
+
+def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The task's configuration; empty where no file holds one."""
+    if isinstance(spec, Mapping):
+        return spec
+    path = index[spec].yaml_path if spec in index else shipped_file(spec)
+    if path is None and spec.endswith((".yaml", ".yml")):
+        path = Path(spec).expanduser()
+    return load_yaml(path, resolve_func=False) if path is not None and path.is_file() else {}
+
+
+def _listed(metric_list: Any, filter_list: Any) -> frozenset[str] | None:
+    """The metrics of a `metric_list`; None where one is a function, whose name is not known here."""
+    entries = metric_list if isinstance(metric_list, list) else []
+    names = [str(entry.get("metric")) for entry in entries if isinstance(entry, Mapping)]
+    is_known = names and not any("." in name for name in names)
+    return _with_filters(names, _filter_names(filter_list)) if is_known else None
+
+
+def _filter_names(filter_list: Any) -> list[str]:
+    """The names in a `filter_list`; lm-eval's name for no filter is "none"."""
+    return [str(entry["name"]) for entry in filter_list or ()] or ["none"]
+
+
+def _with_filters(names: Iterable[str], filters: Iterable[str]) -> frozenset[str]:
+    filters = list(filters)
+    return frozenset(full for name in names for full in (name, *(f"{name},{own}" for own in filters)))

@@ -21,7 +21,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
 from olive_ext.model import resolve
 from olive_ext.report import check_writable, write_texts
-from olive_ext.run.hardware import describe_hardware
+from olive_ext.run.machine import describe_hardware
 
 if TYPE_CHECKING:
     from olive_ext.backends.request_recorder import RecordedRequest
@@ -188,7 +188,7 @@ class Bench:
             "summary": asdict(summary),
             "work": None if self._work is None else asdict(self._work),
             "growth": self._growth,
-            "runs": [run.to_json() for run in self._runs],
+            "runs": [{**asdict(run), "in_model": run.in_model} for run in self._runs],
         }
 
 

@@ -6,7 +6,7 @@ All backends run by turns, several rounds, each at the batch size that was faste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from typing_extensions import Self
@@ -106,13 +106,6 @@ class Run:
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "in_model": self.in_model}
-
-
-Measure = Callable[[str, int | None, int], Run]
-"""Runs one process: backend, batch size, round."""
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -125,8 +118,11 @@ class Schedule:
     probes: bool = False
     """Whether batch sizes are tried in a round of their own before the first; else in the first."""
 
-    def run(self, measure: Measure) -> Iterator[Run]:
-        """Every run as it ends. A backend that failed is not run again."""
+    def run(self, measure: Callable[[str, int | None, int], Run]) -> Iterator[Run]:
+        """Every run as it ends. A backend that failed is not run again.
+
+        `measure` runs one process, given the backend, its batch size and the round.
+        """
         done: list[Run] = []
         for number in range(PROBE if self.probes else 0, self.rounds):
             for backend in self.backends:

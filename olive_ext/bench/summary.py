@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -167,13 +167,14 @@ def agreement(groups: Sequence[tuple[str, int]], answers: Answers, reference: An
     many there are, of the best choice of each document, of the greedy flags, of the generated texts; `differs`: a
     difference beyond the tolerance, another choice or another text.
     """
-    pairs = list(_likelihoods(answers, reference))
+    chosen, expected = (each.get("loglikelihood", ()) for each in (answers, reference))
+    rolling = (each.get("loglikelihood_rolling", ()) for each in (answers, reference))
+    pairs = [(ours[0], theirs[0]) for ours, theirs in zip(chosen, expected, strict=True)]
+    pairs += zip(*rolling, strict=True)
     gaps = [abs(ours - theirs) for ours, theirs in pairs]
     found: dict[str, Any] = {}
     if pairs:
         found["max_difference"], found["mean_difference"] = max(gaps), sum(gaps) / len(gaps)
-    chosen = answers.get("loglikelihood", ())
-    expected = reference.get("loglikelihood", ())
     if chosen:
         found["greedy"] = _equal([one[1] for one in chosen], [one[1] for one in expected])
     members: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -188,12 +189,6 @@ def agreement(groups: Sequence[tuple[str, int]], answers: Answers, reference: An
     too_far = any(gap > ABSOLUTE + RELATIVE * abs(theirs) for gap, (_, theirs) in zip(gaps, pairs, strict=True))
     unequal = any(found[key][0] < found[key][1] for key in ("choices", "texts") if key in found)
     return {**found, "differs": too_far or unequal}
-
-
-def _likelihoods(answers: Answers, reference: Answers) -> Iterator[tuple[float, float]]:
-    for ours, theirs in zip(answers.get("loglikelihood", ()), reference.get("loglikelihood", ()), strict=True):
-        yield ours[0], theirs[0]
-    yield from zip(answers.get("loglikelihood_rolling", ()), reference.get("loglikelihood_rolling", ()), strict=True)
 
 
 def _best(answers: Sequence[Any], indices: Sequence[int]) -> int:

@@ -71,13 +71,10 @@ def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapp
     rows = [cells(row, summary.reference) for row in summary.rows]
     parts = [f"# {title}", markdown_table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
     for name, series in growth.items():
-        body = [(f"{one['tokens']:.0f}", f"{one['seconds']:.2f}", f"{_rate(one):.0f}") for one in series]
+        points = [(one["tokens"], one["seconds"]) for one in series]
+        body = [(f"{tokens:.0f}", f"{spent:.2f}", f"{tokens / spent if spent else 0:.0f}") for tokens, spent in points]
         parts.append(f"## Growth with {name}\n\n{markdown_table(('tokens', 'seconds', 'tokens/s'), body)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _rate(point: Mapping[str, float]) -> float:
-    return point["tokens"] / point["seconds"] if point["seconds"] else 0.0
 
 
 def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> None:

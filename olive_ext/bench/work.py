@@ -126,7 +126,7 @@ def _products(graph: Any) -> Iterator[tuple[int, int]]:
             yield (columns, inner) if is_turned else (inner, columns)
 
 
-def measure_ceiling(matrices: tuple[tuple[int, int, int], ...], device: str, dtype: str) -> float:
+def measure_ceiling(matrices: Sequence[Sequence[int]], device: str, dtype: str) -> float:
     """Operations per second of these products one after the other, at the best of several numbers of rows.
 
     In float32, on a CUDA device in `dtype` (float16 for "auto").

@@ -6,20 +6,26 @@ Ends when its parent does: stdin stays open as long as the parent lives.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.lm_eval.instances import SLICE
 from olive_ext.bench.job import OURS, Job
-from olive_ext.bench.process_memory import memory_now, peak
 from olive_ext.bench.work import count_tokens, measure_ceiling
+from olive_ext.model.free_memory import UnmeasuredError, cuda_reader
+from olive_ext.report import write_texts
+from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 _WARMUP_TOKENS = 8
@@ -29,9 +35,8 @@ _WARMUP_TOKENS = 8
 def perform(job: Job) -> dict[str, Any]:
     """Runs the job; returns the fields of a `Run` that this process knows. Raises whatever the backend raises."""
     if job.task == "ceiling":
-        matrices = tuple((inner, columns, number) for inner, columns, number in job.matrices)
-        opening = job.opening
-        return {"flops_per_second": measure_ceiling(matrices, opening["device"], opening["dtype"])}
+        ceiling = measure_ceiling(job.matrices, job.opening["device"], job.opening["dtype"])
+        return {"flops_per_second": ceiling}
     return _contexts(job) if job.task == "contexts" else _answer(job)
 
 
@@ -42,25 +47,27 @@ def _answer(job: Job) -> dict[str, Any]:
         RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in json.loads(Path(job.requests).read_text())
     ]
     kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
-    device = str(job.opening.get("device", "cpu"))
+    readers = _memory_readers(str(job.opening.get("device", "cpu")))
     is_ours = job.backend == OURS
-    memory = {**memory_now("before", device), "weights": _size(job)}
+    memory = {**_memory("before", readers), "weights": _size(job)}
     begin = time.perf_counter()
     lm = open_lm(job)
     seconds_open = time.perf_counter() - begin
-    memory |= memory_now("open", device)
+    memory |= _memory("open", readers)
     _warm_up(lm, kinds, job.warmup)
     if is_ours:
         lm.session.gc()  # drops what could be reused of the warm-up
-    memory |= memory_now("warm", device)
+    memory |= _memory("warm", readers)
     before = _counters(lm) if is_ours else {}
     prepared = {kind: instances(own) for kind, own in kinds.items()}
     answers, seconds = {}, {}
-    with peak(memory, device):
+    with ExitStack() as watched:
+        peaks = {prefix: watched.enter_context(PeakMemory(read)) for prefix, read in readers.items()}
         for kind, requests in prepared.items():
             begin = time.perf_counter()
             answers[kind] = list(getattr(lm, kind)(requests))
             seconds[kind] = time.perf_counter() - begin
+    memory |= {f"{prefix}peak": peak.bytes for prefix, peak in peaks.items()}
     Path(job.answers).write_text(json.dumps(answers), encoding="utf-8")
     found: dict[str, Any] = {"seconds": seconds, "seconds_open": seconds_open, "memory": memory}
     if not is_ours:
@@ -69,6 +76,25 @@ def _answer(job: Job) -> dict[str, Any]:
     inputs = inputs_of(lm, asked, counters.get("tokens_generated", 0)) if job.counts_tokens else None
     tokens = {} if inputs is None else count_tokens(inputs)
     return {**found, "counters": counters, "execution": lm.session.describe_execution(), "tokens": tokens}
+
+
+def _memory_readers(device: str) -> dict[str, Callable[[], int]]:
+    """Functions that give bytes: under "" those resident in this process, under "device_" those in use by all processes
+    on a CUDA device ("cuda", "cuda:1") where that can be measured."""
+    readers = {"": resident_memory()}
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        try:
+            read = cuda_reader(int(number or 0))
+        except UnmeasuredError as error:
+            logger.warning("%s: %s", device, error)
+        else:
+            readers["device_"] = lambda: (memory := read()).total - memory.free
+    return readers
+
+
+def _memory(stage: str, readers: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    return {f"{prefix}{stage}": read() for prefix, read in readers.items()}
 
 
 def open_lm(job: Job) -> Any:
@@ -162,7 +188,9 @@ def main(result: Path) -> int:
     """Writes the run's fields to `result`, or `error`; 0 either way, unless the process dies."""
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _keep_to_processors(job.opening.get("num_threads"))
+    number = job.opening.get("num_threads")
+    if number is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     try:
         found = perform(job)
     except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
@@ -172,16 +200,9 @@ def main(result: Path) -> int:
 
         traceback.print_exc()
         found = {"error": one_line(error)}
-    written = result.with_suffix(".new")
-    written.write_text(json.dumps(found, default=str), encoding="utf-8")
-    written.replace(result)
+    write_texts({result: json.dumps(found, default=str)}, result.parent)
     sys.stdout.flush()
     os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
-
-
-def _keep_to_processors(number: int | None) -> None:
-    if number is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
 
 
 if __name__ == "__main__":

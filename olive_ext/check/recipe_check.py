@@ -12,8 +12,8 @@ from typing import Any
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
+from olive_ext.run.bounds import refuse_names
 from olive_ext.run.costs import with_costs
-from olive_ext.run.measured_names import refuse_names
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}

@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command
-from olive_ext.cli.parser import UsageError, build_parser
+from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, build_parser
 from olive_ext.errors import OliveExtError
 
 OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130

@@ -11,9 +11,10 @@ from typing import Any
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, Request, Result
 from olive_ext.engine.runners.base import Runner
-from olive_ext.engine.scheduling.scoring_form import ScoringForm
+from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import RunError
+from olive_ext.model.free_memory import trim_host_memory
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
@@ -33,7 +34,7 @@ class Engine:
     ) -> None:
         """`chunk_size`: most tokens of a prompt in one step."""
         self.counters = Counters()
-        self._runner = runner
+        self.runner = runner
         self._tap = tap or NoTap()
         self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), self.counters)
         self._generating = self._scoring
@@ -41,11 +42,6 @@ class Engine:
             self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), self.counters)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
-
-    @property
-    def runner(self) -> Runner:
-        """Executes the steps."""
-        return self._runner
 
     @property
     def context_length(self) -> int:
@@ -70,19 +66,24 @@ class Engine:
                 self._drive(loop, items, put)
         return [results[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
-        one plan needs."""
+        one plan needs.
+
+        None among them means that no more is there for now: what has been read runs, and `items` is read again when all
+        of it has a slot.
+        """
         loop, source = self._generating, iter(items)
-        window = WINDOW_PER_SLOT * self._runner.capacity.num_slots
+        window = WINDOW_PER_SLOT * self.runner.capacity.num_slots
         with self._running():
             self._enter(loop)
-            batch = list(islice(source, window))
-            while batch or loop.has_work:
-                if batch and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
-                    loop.admit(batch)
-                    batch = list(islice(source, window))
-                for answer in loop.advance():
+            batch = _read(source, window)
+            while batch is not None or loop.has_work:
+                if batch is not None and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
+                    if batch:
+                        loop.admit(batch)
+                    batch = _read(source, window)
+                for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 
     def reset(self) -> None:
@@ -90,19 +91,26 @@ class Engine:
         for loop in self._loops:
             loop.reset()
 
+    def release_memory(self) -> None:
+        """`reset`, and frees what has grown with use; the next run allocates it anew."""
+        self.runner.release_memory()
+        self._tap.release_memory()
+        self.reset()
+        trim_host_memory()
+
     def close(self) -> None:
         """Releases the model, and the tap's. Calling it again does nothing."""
         if not self._is_closed:
             for loop in self._loops:
                 loop.close()
             self._is_closed = True
-            self._runner.close()
+            self.runner.close()
             self._tap.close()
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
-        counters = {**asdict(self.counters), "host_bytes": self._runner.host_bytes + self._tap.host_bytes}
-        return {**self._scoring.describe(), **self._runner.describe(), **self._tap.describe(), "counters": counters}
+        counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
+        return {**self._scoring.describe(), **self.runner.describe(), **self._tap.describe(), "counters": counters}
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
@@ -129,7 +137,7 @@ class Engine:
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
-        if not self._runner.residency.claim(loop):
+        if not self.runner.residency.claim(loop):
             loop.reset()
 
     @contextmanager
@@ -144,3 +152,13 @@ class Engine:
         except BaseException:
             self.reset()
             raise
+
+
+def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
+    """The next items, `count` at most, up to the first None; None where there are no more."""
+    found: list[tuple[Hashable, Request]] = []
+    for item in islice(source, count):
+        if item is None:
+            return found
+        found.append(item)
+    return found or None

@@ -7,7 +7,7 @@ from pathlib import Path
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.runners.base import OpenedRunner
-from olive_ext.engine.scheduling.scoring_form import ScoringForm
+from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.model import ResolvedModel
 
 
@@ -24,7 +24,7 @@ def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> Ope
 
         return open_hf_runner(model)
     if runtime == "genai":
-        from olive_ext.engine.runners.genai.genai_model import open_genai_runner
+        from olive_ext.engine.runners.genai.genai_runner import open_genai_runner
 
         return open_genai_runner(model, profile_prefix)
     from olive_ext.engine.runners.ort.opening import open_ort_runner

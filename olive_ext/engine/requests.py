@@ -124,6 +124,9 @@ class Result:
     is_greedy: tuple[bool, ...] = ()
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
+    stop_id: int | None = None
+    """The stop id that ended the generation, where one did."""
+
     notes: Notes | None = field(default=None, compare=False)
     """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
 

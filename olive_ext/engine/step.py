@@ -1,4 +1,7 @@
-"""What the scheduler hands to a runner and what comes back: integers out, small arrays in.
+"""What the scheduler hands to a runner and what comes back: integers out, small arrays in. Knows no runner.
+
+A step for which memory does not suffice is cut in two. The scores of a step come in the order of its rows, so the
+halves' outputs one behind the other are the step's.
 
 Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 """
@@ -6,7 +9,7 @@ Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -44,6 +47,9 @@ class Copy:
     target: int
     length: int
 
+
+UNLIMITED = 2**31
+"""The most tokens of a step where nothing limits them."""
 
 SHARED_PREFIX = -1
 """The slot of a tree batch's rows: the shared-prefix cache."""
@@ -151,3 +157,67 @@ def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> n
     if window is not None:
         visible_ST &= positions_T[first_cell:, None] - positions_T < window
     return visible_ST[None, None]
+
+
+def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
+    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be cut."""
+    if step.first_cell is None and len(step.rows) > 1:
+        return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
+    half = step.num_tokens // 2
+    if half == 0:
+        return None
+    place = 0
+    while half >= len(step.rows[place].tokens):
+        half -= len(step.rows[place].tokens)
+        place += 1
+    return _cut(step, place, half)
+
+
+def joined(first: StepOutput, second: StepOutput) -> StepOutput:
+    """The outputs of two halves as one, but for rows of logits, which only a tap reads."""
+    notes, more = first.notes_T, second.notes_T
+    return StepOutput(
+        np.concatenate([first.target_logprobs, second.target_logprobs]),
+        np.concatenate([first.greedy_ids, second.greedy_ids]),
+        np.concatenate([first.sample_logits_KV, second.sample_logits_KV]),
+        notes_T=None if notes is None or more is None else np.concatenate([notes, more]),
+    )
+
+
+def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
+    """Cuts before token `offset` of row `place`."""
+    row = step.rows[place]
+    before, tail = step.rows[:place], step.rows[place:]
+    if offset:
+        before = (*before, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
+        tail = (_rest(step, place, offset), *tail[1:])
+    cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
+    fed = sum(len(earlier.tokens) for earlier in before)
+    second = Step(
+        tail,
+        tuple(
+            replace(found, row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
+            for found in step.logits_rows[cut:]
+        ),
+        tuple((index - cut, token) for index, token in step.targets if index >= cut),
+        tuple(index - cut for index in step.samples if index >= cut),
+        first_cell=None if step.first_cell is None else step.first_cell + fed,
+    )
+    first = Step(
+        before,
+        step.logits_rows[:cut],
+        tuple((index, token) for index, token in step.targets if index < cut),
+        tuple(index for index in step.samples if index < cut),
+        first_cell=step.first_cell,
+    )
+    return first, second
+
+
+def _rest(step: Step, place: int, offset: int) -> Row:
+    """Row `place` from token `offset` on, behind what comes before it."""
+    row = step.rows[place]
+    cells_P = row.cells_P
+    if cells_P is not None and step.first_cell is not None:
+        begin = step.first_cell + sum(len(before.tokens) for before in step.rows[:place])
+        cells_P = np.concatenate([cells_P, np.arange(begin, begin + offset, dtype=np.int32)])
+    return replace(row, past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)

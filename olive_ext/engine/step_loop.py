@@ -11,17 +11,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.oom_split import halve, joined
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
 from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
-from olive_ext.engine.scheduling.scheduler import UNLIMITED, Scheduler
-from olive_ext.engine.scheduling.scoring_form import ScoringForm, ScoringSteps
+from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import Answer
-from olive_ext.engine.scheduling.tree_batch import CELLS_PER_POSITION
-from olive_ext.engine.step import FIRST_CELL, Step, StepOutput
+from olive_ext.engine.scheduling.tree_batch import CELLS_PER_POSITION, ScoringForm, ScoringSteps
+from olive_ext.engine.step import FIRST_CELL, UNLIMITED, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, OliveExtError
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,16 @@
-"""Rewrites of attention nodes in a decoder as exported: full-length KV caches, and a bias where a kernel needs one.
-
-Knows no session and no provider.
+"""Rewrites of attention in graphs as exported: full-length KV caches, a bias where a kernel needs one, and the part of
+a decoder that computes the cross-attention KV as a model of its own. Knows no session and no provider.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx
+from onnx import helper
 
-from olive_ext.graph.nodes import attribute
+from olive_ext.graph.nodes import attribute, reads, take_attribute
 
 ATTRIBUTE = "sliding_window_cache"
 PAST_LENGTH = "past_sequence_length"
@@ -18,6 +18,9 @@ TOTAL_LENGTH = "total_sequence_length"
 """The names that exporters give to the lengths of full caches."""
 
 _ITEM_BYTES: dict[int, int] = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
+
+_HAS_PAST = "use_cache_branch"
+"""The input by which a merged decoder chooses between its two graphs."""
 
 
 def with_full_length_kv(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -34,7 +37,7 @@ def with_full_length_kv(model: onnx.ModelProto) -> onnx.ModelProto:
     edited.CopyFrom(model)
     graph = edited.graph
     for node in _windowed(graph):
-        del node.attribute[[entry.name for entry in node.attribute].index(ATTRIBUTE)]
+        take_attribute(node, ATTRIBUTE, 0)
         _rename_length(graph.input, node.input[3:5], PAST_LENGTH)
         _rename_length((*graph.output, *graph.value_info), node.output[1:3], TOTAL_LENGTH)
     return edited
@@ -70,3 +73,48 @@ def with_attention_bias(model: onnx.ModelProto) -> onnx.ModelProto:
         graph.initializer.append(bias)
         node.input[:] = [*node.input[:2], bias.name, *node.input[3:]]
     return model
+
+
+def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+    """A new model that returns only `outputs` of `model` and holds only the nodes and weights that they need.
+
+    Where the decoder is one If over the input 'use_cache_branch', the graph without a past is taken.
+    """
+    graph = model.graph
+    nodes = [inlined for node in graph.node for inlined in _without_past(node)]
+    weights = [*graph.initializer, *(item for body in _bodies(graph.node) for item in body.initializer)]
+    needed = set(outputs)
+    returned = [output for output in graph.output if output.name in needed]
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(reads([node]))  # names made inside subgraphs do no harm
+            kept.append(node)
+    cut = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
+    cut.opset_import.extend(model.opset_import)
+    cut.functions.extend(model.functions)
+    cut.graph.name = graph.name
+    cut.graph.node.extend(reversed(kept))
+    cut.graph.output.extend(returned)
+    cut.graph.input.extend(item for item in graph.input if item.name in needed)
+    cut.graph.initializer.extend(item for item in weights if item.name in needed)
+    return cut
+
+
+def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs without a past, of those of `nodes` that choose by the past."""
+    for node in nodes:
+        if node.op_type == "If" and node.input[0] == _HAS_PAST:
+            yield next(entry.g for entry in node.attribute if entry.name == "else_branch")
+
+
+def _without_past(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The node itself, or the nodes of its graph without a past, whose outputs keep the names of the node's outputs."""
+    body = next(_bodies([node]), None)
+    if body is None:
+        yield node
+        return
+    yield from body.node
+    for inner, outer in zip(body.output, node.output, strict=True):
+        if inner.name != outer:
+            yield helper.make_node("Identity", [inner.name], [outer])

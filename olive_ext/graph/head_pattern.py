@@ -34,6 +34,7 @@ LAYOUT = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _QUANTIZE = frozenset({"Cast", "DequantizeLinear", "QuantizeLinear"})
 _WEIGHT = {"QLinearMatMul": 3, "QGemm": 3}
 _TWO_D = frozenset({"Gemm", "QGemm"})
+_PACKED = frozenset({"MatMulNBits", "MatMulBnb4"})
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,21 @@ class NotUnderstood(Exception):
     """Why rows cannot be picked before the product; its text is the end of a sentence."""
 
 
-def find_head(graph: onnx.GraphProto, logits: str, vocab_size: int | None) -> Head:
-    """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
-    return Walk(graph, vocab_size).run(logits)
-
-
 class Walk:
-    """A graph with the shapes of its values and its constants, and the search for the head in it."""
+    """A graph with the shapes of its values and its constants, and the search for the head in it.
 
-    def __init__(self, graph: onnx.GraphProto, vocab_size: int | None) -> None:
-        self._vocab_size = vocab_size
-        self._producers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output if name}
+    Shapes and constants are those of the nodes that the graph has when this is made.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.producers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output if name}
         self.shapes = Shapes(graph)
         self.constants = _constants(graph)
         """Values that depend on no graph input."""
 
-    def run(self, logits: str) -> Head:
+    def find_head(self, logits: str, vocab_size: int | None) -> Head:
+        """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
         while not self.is_product(node := self._producer(value)):
@@ -81,15 +81,16 @@ class Walk:
             value = self._through(node)
         self.check_product(node)
         hidden_size, width = self.sizes(node)
-        if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != self._vocab_size):
+        if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != vocab_size):
             raise NotUnderstood("a reshape behind the product may mix rows: the vocabulary size is unknown")
         nodes.append(node)
         rows = self._above_quantization(node.input[0], nodes)
-        vocab_size = self._vocab_size if width is None else width
-        return Head(rows, tuple(reversed(nodes)), node.op_type, node.op_type in _TWO_D, hidden_size, vocab_size)
+        is_flat = node.op_type in _TWO_D
+        vocab_size = vocab_size if width is None else width
+        return Head(rows, tuple(reversed(nodes)), node.op_type, is_flat, hidden_size, vocab_size)
 
     def _producer(self, value: str) -> onnx.NodeProto:
-        if (node := self._producers.get(value)) is None:
+        if (node := self.producers.get(value)) is None:
             raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
         return node
 
@@ -102,24 +103,29 @@ class Walk:
         if domain(node) == "" and node.op_type in LAYOUT:
             return str(node.input[0])
         if domain(node) != "" or node.op_type not in ROW_WISE or len(node.output) != 1:
-            raise NotUnderstood(f"{label(node)} is neither row-wise nor a product with a constant weight")
+            raise refusal(node, "is neither row-wise nor a product with a constant weight")
         carrying: list[str] = [value for value in node.input if value and value not in self.constants]
         if len(carrying) != 1:
             raise NotUnderstood(self._why_variable(node, carrying))
         for value in node.input:
             if value and value != carrying[0] and not self.is_same_for_all_rows(node, value):
-                raise NotUnderstood(f"{label(node)} combines the rows with '{value}', which may differ between rows")
+                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
         return carrying[0]
 
     def _why_variable(self, node: onnx.NodeProto, carrying: Iterable[str]) -> str:
         for value in carrying:
-            above = self._producers.get(value)
-            candidates = [value, *(above.input if above is not None and above.op_type == "Mul" else ())]
-            for name in candidates:
-                source = self._producers.get(name)
-                if source is not None and source.op_type == "DynamicQuantizeLinear":
-                    return f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers"
+            above = self.producers.get(value)
+            for name in (value, *(above.input if above is not None and above.op_type == "Mul" else ())):
+                if reason := self._why_one_scale(name):
+                    return reason
         return f"{label(node)} combines several values that are not constant"
+
+    def _why_one_scale(self, value: str) -> str:
+        """Why rows of `value` cannot be computed alone where all of them have one scale; empty where they have not."""
+        source = self.producers.get(value)
+        if source is None or source.op_type != "DynamicQuantizeLinear":
+            return ""
+        return f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers"
 
     def is_same_for_all_rows(self, node: onnx.NodeProto, value: str) -> bool:
         """Whether a constant has no axis, or none but the last, along which it may differ."""
@@ -133,23 +139,22 @@ class Walk:
     def check_product(self, node: onnx.NodeProto) -> None:
         """Raises NotUnderstood unless each row is multiplied with one constant weight."""
         rows, *others = node.input
-        source = self._producers.get(rows)
-        if source is not None and source.op_type == "DynamicQuantizeLinear":
-            raise NotUnderstood(f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers")
+        if reason := self._why_one_scale(rows):
+            raise NotUnderstood(reason)
         variable = [value for value in others if value and value not in self.constants]
         if variable or rows in self.constants:
-            raise NotUnderstood(f"{label(node)} multiplies with '{(variable or [rows])[0]}', which is not constant")
+            raise refusal(node, f"multiplies with '{(variable or [rows])[0]}', which is not constant")
         if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
-            raise NotUnderstood(f"{label(node)} transposes the rows")
+            raise refusal(node, "transposes the rows")
         dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)])
-        if "MatMulNBits" not in node.op_type and node.op_type != "MatMulBnb4" and dims is not None and len(dims) != 2:
-            raise NotUnderstood(f"{label(node)} multiplies with a weight of rank {len(dims)}")
+        if node.op_type not in _PACKED and dims is not None and len(dims) != 2:
+            raise refusal(node, f"multiplies with a weight of rank {len(dims)}")
         if node.op_type == "Gemm" and len(node.input) > 2 and not self.is_same_for_all_rows(node, node.input[2]):
-            raise NotUnderstood(f"{label(node)} adds '{node.input[2]}', which may differ between rows")
+            raise refusal(node, f"adds '{node.input[2]}', which may differ between rows")
 
     def sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
         """(inner size, columns) of the product's weight, as far as they are known."""
-        if node.op_type in ("MatMulNBits", "MatMulBnb4"):
+        if node.op_type in _PACKED:
             return attribute(node, "K", None), attribute(node, "N", None)
         dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)]) or (None, None)
         inner, columns = (size if isinstance(size, int) else None for size in dims)
@@ -160,7 +165,7 @@ class Walk:
         added to `nodes`."""
         found: list[onnx.NodeProto] = []
         value = rows
-        while (node := self._producers.get(value)) is not None and node.op_type in _QUANTIZE:
+        while (node := self.producers.get(value)) is not None and node.op_type in _QUANTIZE:
             try:
                 value = self._through(node)
             except NotUnderstood:
@@ -192,3 +197,8 @@ def domain(node: onnx.NodeProto) -> str:
 def label(node: onnx.NodeProto) -> str:
     """Operator and name, for messages."""
     return f"{node.op_type} '{node.name or node.output[0]}'"
+
+
+def refusal(node: onnx.NodeProto, what: str) -> NotUnderstood:
+    """Why `node` keeps rows from being picked: `what` it does."""
+    return NotUnderstood(f"{label(node)} {what}")

@@ -75,10 +75,10 @@ class LateRows:
     """Operators whose results are picked because they mix positions: attentions, or others where there is none."""
 
 
-def find_late_rows(graph: onnx.GraphProto, head: Head, logits: str) -> LateRows:
+def find_late_rows(walk: Walk, head: Head, logits: str) -> LateRows:
     """Finds how far up from `head.rows` rows can be picked. Raises NotUnderstood, with the reason nearest to the head,
     where no product with a weight is gained."""
-    return _Search(graph, head, logits).run()
+    return _Search(walk, head, logits).run()
 
 
 def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str, str]:
@@ -95,12 +95,11 @@ def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str
 
 
 class _Search:
-    def __init__(self, graph: onnx.GraphProto, head: Head, logits: str) -> None:
-        self._graph = graph
-        self._walk = Walk(graph, None)
+    def __init__(self, walk: Walk, head: Head, logits: str) -> None:
+        self._walk = walk
         self._rows = head.rows
-        self._row_wise = RowWise(self._walk, head.rows)
-        self._whole = {output.name for output in graph.output if output.name != logits}
+        self._row_wise = RowWise(walk, head.rows)
+        self._whole = {output.name for output in walk.graph.output if output.name != logits}
         """Values of which all positions are needed."""
 
         self._picked = {head.rows}
@@ -109,7 +108,7 @@ class _Search:
 
     def run(self) -> LateRows:
         self._check_order()
-        moved = [node for node in reversed(self._graph.node) if self._moves(node)][::-1]
+        moved = [node for node in reversed(self._walk.graph.node) if self._moves(node)][::-1]
         made = {name for node in moved for name in node.output}
         products = [self._sizes(node) for node in moved if self._walk.is_product(node)]
         if not products:
@@ -150,8 +149,8 @@ class _Search:
         return inner or 0, columns or 0
 
     def _check_order(self) -> None:
-        later = {name for node in self._graph.node for name in node.output if name}
-        for node in self._graph.node:
+        later = {name for node in self._walk.graph.node for name in node.output if name}
+        for node in self._walk.graph.node:
             if not later.isdisjoint(reads([node])):
                 raise NotUnderstood(f"{label(node)} stands before what it reads")
             later.difference_update(node.output)

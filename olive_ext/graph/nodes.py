@@ -57,8 +57,7 @@ class NodeWriter:
         It is taken in two stages of about sqrt(V) elements where V = `size` is known and has such a divisor: that keeps
         the error of sums of exponentials near 1e-6, whatever a device does.
         """
-        block = 1 if size is None else largest_block(size)
-        if size is not None and block > 1:
+        if size is not None and (block := largest_block(size)) > 1:
             blocks = self.add("Reshape", [values_RV, self.integers([-1, size // block, block])])
             values_RV = self.reduce("ReduceSum", blocks)
         return self.reduce("ReduceSum", values_RV, keepdims=1)
@@ -96,15 +95,11 @@ class NodeWriter:
 
     def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
         """A new graph input. Its name is part of the contract, so a collision is an error, not a new name."""
-        self._claim(name)
-        self._graph.input.append(helper.make_tensor_value_info(name, elem_type, shape))
-        return name
+        return self._declare(self._graph.input, name, elem_type, shape)
 
     def output(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
         """Declares a new graph output, for a node to be added that writes it."""
-        self._claim(name)
-        self._graph.output.append(helper.make_tensor_value_info(name, elem_type, shape))
-        return name
+        return self._declare(self._graph.output, name, elem_type, shape)
 
     def _fresh(self, hint: str) -> str:
         number = 0
@@ -113,10 +108,12 @@ class NodeWriter:
         self._names.add(name)
         return name
 
-    def _claim(self, name: str) -> None:
+    def _declare(self, values: Any, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
         if name in self._names:
             raise ModelError(f"the graph already has a value named '{name}', which the scoring head needs")
         self._names.add(name)
+        values.append(helper.make_tensor_value_info(name, elem_type, shape))
+        return name
 
 
 def largest_block(size: int) -> int:
@@ -147,6 +144,15 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """The value of an attribute, or `default` where the node has none of that name."""
     return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), default)
+
+
+def take_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of an attribute, which is removed from the node, or `default` where it has none of that name."""
+    value = attribute(node, name, default)
+    names = [entry.name for entry in node.attribute]
+    if name in names:
+        del node.attribute[names.index(name)]
+    return value
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

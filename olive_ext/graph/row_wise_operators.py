@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import onnx
 
-from olive_ext.graph.head_pattern import NotUnderstood, Walk, domain, label
+from olive_ext.graph.head_pattern import NotUnderstood, Walk, domain, refusal
 from olive_ext.graph.nodes import attribute
 from olive_ext.graph.symbolic_dims import factors
 from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS
@@ -66,15 +66,15 @@ class RowWise:
         """The inputs that carry the rows, where `outputs` of the node are read. Raises NotUnderstood if the node may
         mix rows, or there is no rule for it."""
         if not self.knows(node):
-            raise self._refusal(node, "is not known to treat positions one by one")
+            raise refusal(node, "is not known to treat positions one by one")
         found = _RULES[node.op_type](self, node)
         if not found or not all(self.is_rows(value) for value in (*found, *outputs)):
-            raise self._refusal(node, "has values of which it is not known that they hold the positions")
+            raise refusal(node, "has values of which it is not known that they hold the positions")
         if node.op_type != "Reshape" and len({self.rank(value) for value in (*found, *outputs)}) != 1:
-            raise self._refusal(node, "changes the number of axes")
+            raise refusal(node, "changes the number of axes")
         unknown = [name for number, name in enumerate(node.output) if name in outputs and number not in (0, _SUM_AT)]
         if unknown and node.op_type != "Split":
-            raise self._refusal(node, f"has the output '{unknown[0]}' in use")
+            raise refusal(node, f"has the output '{unknown[0]}' in use")
         return found
 
     def _element_wise(self, node: onnx.NodeProto) -> list[str]:
@@ -85,12 +85,12 @@ class RowWise:
                 continue
             shape = self._of.get(value)
             if shape is None or len(shape) > rank or not self._walk.is_same_for_all_rows(node, value):
-                raise self._refusal(node, f"combines the rows with '{value}', which may differ between rows")
+                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
         return found
 
     def _norm(self, node: onnx.NodeProto) -> list[str]:
         if self.is_rows(node.input[0]) and attribute(node, "axis", -1) not in (-1, self.rank(node.input[0]) - 1):
-            raise self._refusal(node, "does not only normalize the last axis")
+            raise refusal(node, "does not only normalize the last axis")
         return self._with_parameters(node, 1)
 
     def _skip_norm(self, node: onnx.NodeProto) -> list[str]:
@@ -100,7 +100,7 @@ class RowWise:
         """The first `num_rows` inputs; the others must be constants of one axis."""
         for value in node.input[num_rows:]:
             if value and (value not in self._walk.constants or len(self._of.get(value, (0, 0))) != 1):
-                raise self._refusal(node, f"has the parameter '{value}', which may differ between rows")
+                raise refusal(node, f"has the parameter '{value}', which may differ between rows")
         return list(node.input[:num_rows])
 
     def _product(self, node: onnx.NodeProto) -> list[str]:
@@ -121,26 +121,23 @@ class RowWise:
         rows, *others = node.input
         is_last = self.is_rows(rows) and axes is not None and tuple(axes) in ((-1,), (self.rank(rows) - 1,))
         if not is_last or any(value and value not in self._walk.constants for value in others):
-            raise self._refusal(node, "does not keep to the last axis")
+            raise refusal(node, "does not keep to the last axis")
         return [rows]
 
     def _concat(self, node: onnx.NodeProto) -> list[str]:
         ranks = {self.rank(value) for value in node.input if self.is_rows(value)}
         if len(ranks) != 1 or attribute(node, "axis", 0) not in (-1, ranks.pop() - 1):
-            raise self._refusal(node, "does not keep to the last axis")
+            raise refusal(node, "does not keep to the last axis")
         return list(node.input)
 
     def _reshape(self, node: onnx.NodeProto) -> list[str]:
         """A reshape that merges or splits B and S, and keeps the rows' width."""
         rows, result = node.input[0], node.output[0]
         if not (self.is_rows(rows) and self.is_rows(result)) or self.width(rows) is None:
-            raise self._refusal(node, "is not known to keep the rows")
+            raise refusal(node, "is not known to keep the rows")
         if self.width(rows) != self.width(result):
-            raise self._refusal(node, "changes the width of the rows")
+            raise refusal(node, "changes the width of the rows")
         return [rows]
-
-    def _refusal(self, node: onnx.NodeProto, what: str) -> NotUnderstood:
-        return NotUnderstood(f"{label(node)} {what}")
 
 
 _RULES: dict[str, Callable[[RowWise, onnx.NodeProto], list[str]]] = {

@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, find_head
+from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, Walk
 from olive_ext.graph.late_rows import LateRows, RowPicker, find_late_rows, move_rows
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, remove_dead
 
@@ -33,12 +33,20 @@ class TokenForm:
 
 
 @dataclass(frozen=True)
-class _Outputs:
-    """Which outputs the head has besides its own, and whether its R may be 0; see `add_scoring_head`."""
+class HeadOutputs:
+    """Which outputs the head has besides the scores, and whether its R may be 0."""
 
-    exposes_rows: bool
-    has_rows: bool
-    tokens: TokenForm | None
+    exposes_rows: bool = False
+    """Adds the output `score_logits`."""
+
+    has_rows: bool = False
+    """R is promised to be never 0, so that no node needs to check."""
+
+    tokens: TokenForm | None = None
+    """Adds the output `next_ids` in that form."""
+
+
+SCORES_ONLY = HeadOutputs()
 
 
 @dataclass(frozen=True)
@@ -67,20 +75,12 @@ class ScoringGraph:
 
 
 def add_scoring_head(
-    model: onnx.ModelProto,
-    logits_name: str,
-    *,
-    exposes_rows: bool = False,
-    has_rows: bool = False,
-    tokens: TokenForm | None = None,
-    keeps_layers: str = "",
+    model: onnx.ModelProto, logits_name: str, outputs: HeadOutputs = SCORES_ONLY, *, keeps_layers: str = ""
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
     Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
-    `exposes_rows` adds the output `score_logits`. `has_rows` promises that R is never 0, so that no node needs to
-    check. `tokens` adds the output `next_ids` in that form.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
@@ -91,41 +91,37 @@ def add_scoring_head(
     elem_type = logits.type.tensor_type.elem_type
     vocab_size = _static_dim(logits, -1)
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
-    picker = RowPicker(writer, has_rows=has_rows)
+    picker = RowPicker(writer, has_rows=outputs.has_rows)
+    walk = Walk(graph)
     kind: Literal["hidden", "logits"] = "hidden"
     products: tuple[tuple[int, int], ...] = ()
     try:
-        head = find_head(graph, logits_name, vocab_size)
+        head = walk.find_head(logits_name, vocab_size)
     except NotUnderstood as error:
         value = picker.pick(logits_name, vocab_size, is_flat=True)
         kind, reason = "logits", f"rows are picked from the logits: {error}"
     else:
         vocab_size = head.vocab_size
-        late = _late_rows(graph, head, logits_name, keeps_layers)
+        late = _late_rows(walk, head, logits_name, keeps_layers)
         reason = _describe(head, late)
         products = () if isinstance(late, str) else late.products
         value = _head_of_rows(writer, picker, head, late)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows, tokens))
+    _score(writer, value, elem_type, vocab_size, outputs)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, kind, reason, vocab_size, products)
 
 
 def scoring_graph(
-    elem_type: int,
-    vocab_size: int | None = None,
-    rank: int = 3,
-    *,
-    exposes_rows: bool = False,
-    tokens: TokenForm | None = None,
+    elem_type: int, vocab_size: int | None = None, rank: int = 3, outputs: HeadOutputs = SCORES_ONLY
 ) -> onnx.ModelProto:
     """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
     `rank` is 2."""
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
-    value = RowPicker(writer, has_rows=False).pick("logits", vocab_size, is_flat=True)
-    _score(writer, value, elem_type, vocab_size, _Outputs(exposes_rows, has_rows=False, tokens=tokens))
+    value = RowPicker(writer, has_rows=outputs.has_rows).pick("logits", vocab_size, is_flat=True)
+    _score(writer, value, elem_type, vocab_size, outputs)
     return model_of(graph, 21)
 
 
@@ -145,7 +141,7 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         )
 
 
-def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: _Outputs) -> None:
+def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: HeadOutputs) -> None:
     """Adds the nodes from `value`, logits [.., R, V] of `elem_type`, to the outputs."""
     for name, axis in (("target_rows", "T"), ("target_ids", "T"), ("sample_rows", "K")):
         writer.input(name, _INT64, [axis])
@@ -204,12 +200,12 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size:
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _late_rows(graph: onnx.GraphProto, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
+def _late_rows(walk: Walk, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
     """The nodes before the head that can run on the scored rows, or the reason why none can."""
     if keeps_layers:
         return keeps_layers
     try:
-        return find_late_rows(graph, head, logits_name)
+        return find_late_rows(walk, head, logits_name)
     except NotUnderstood as error:
         return str(error)
 
@@ -254,14 +250,12 @@ def _static_dim(value: onnx.ValueInfoProto, axis: int) -> int | None:
 
 def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
     """Whether the head's rows come from a Gather on the positions, with or without an Unsqueeze, as exporters prune."""
+    walk = Walk(graph)
     try:
-        head = find_head(graph, logits_name, None)
+        head = walk.find_head(logits_name, None)
     except NotUnderstood:
         return False
-    producers = {name: node for node in graph.node for name in node.output}
-    node = producers.get(head.rows)
+    node = walk.producers.get(head.rows)
     while node is not None and node.op_type in LAYOUT:
-        node = producers.get(node.input[0])
-    if node is None or node.op_type != "Gather":
-        return False
-    return attribute(node, "axis", 0) in (1, -2)
+        node = walk.producers.get(node.input[0])
+    return node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) in (1, -2)

@@ -56,12 +56,6 @@ def rest(data: Sequence[Dim], dims: Sequence[Dim]) -> Dim:
     return "*".join([*symbols, *([str(number)] if number != 1 else [])]) if symbols else number
 
 
-def total(sizes: Sequence[Dim]) -> Dim:
-    """The sum of numbers; None where one is a symbol."""
-    numbers = [size for size in sizes if isinstance(size, int)]
-    return sum(numbers) if len(numbers) == len(sizes) else None
-
-
 def known_length(shape: Shape | None) -> Shape | None:
     """A list of unknown numbers, one for each element of a value of one axis; None where its length is not known."""
     if shape is None or len(shape) != 1 or not isinstance(shape[0], int):

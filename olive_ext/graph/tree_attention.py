@@ -17,13 +17,12 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.graph.nodes import all_names, attribute
+from olive_ext.graph.nodes import all_names, attribute, take_attribute
 
 POSITIONS = "olive_ext/branch_positions"
 BIAS = "olive_ext/branch_bias"
 TABLE = "olive_ext/branch_table"
 
-_WINDOW = "local_window_size"
 _POSITIONS_AT, _BIAS_AT = 9, 10
 """GroupQueryAttention's inputs `position_ids` and `attention_bias`."""
 
@@ -72,18 +71,18 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
     if rotates == {False} and not has_positions:
         raise NoTreeAttentionError("the graph counts positions by itself")
     biases: dict[tuple[int, int | None], BiasInput] = {}
-    tables = _Tables(edited)
+    tables: dict[str, str] = {}
     for node in nodes:
         _check(node, elem_types[node.input[3]])
-        window = _take_window(node)
-        key = (elem_types[node.input[3]], window)
+        window = take_attribute(node, "local_window_size", -1)
+        key = (elem_types[node.input[3]], window if window > 0 else None)
         bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
         node.input.extend([""] * (_BIAS_AT + 1 - len(node.input)))
         node.input[_BIAS_AT] = bias.name
         if attribute(node, "do_rotary", 0):
             node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
             for place in _ROTARY_AT:
-                node.input[place] = tables.doubled(node.input[place])
+                node.input[place] = _doubled(edited.graph, node.input[place], tables)
     reads_positions = any(POSITIONS in node.input for node in nodes)
     if reads_positions:
         edited.graph.input.append(helper.make_tensor_value_info(POSITIONS, onnx.TensorProto.INT64, ["B", "S"]))
@@ -93,26 +92,15 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
     return TreeAttentionGraph(edited, POSITIONS if reads_positions else None, tuple(biases.values()))
 
 
-class _Tables:
-    """Rotary tables, doubled: GroupQueryAttention demands a row for each cell, though no position is that large."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._graph = model.graph
-        self._constants = {tensor.name for tensor in model.graph.initializer}
-        self._doubled: dict[str, str] = {}
-
-    def doubled(self, name: str) -> str:
-        """The table `name` twice, one behind the other."""
-        if name in self._doubled.values():
-            return name
-        if name not in self._constants:
-            raise NoTreeAttentionError(f"the rotary table '{name}' is computed from the number of cells")
-        if name not in self._doubled:
-            node = helper.make_node("Concat", [name, name], [f"{TABLE}_{len(self._doubled)}"], axis=0)
-            node.name = node.output[0]
-            self._graph.node.insert(0, node)
-            self._doubled[name] = node.output[0]
-        return self._doubled[name]
+def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
+    """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
+    though no position is that large."""
+    if table not in made:
+        if all(tensor.name != table for tensor in graph.initializer):
+            raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
+        made[table] = f"{TABLE}_{len(made)}"
+        graph.node.insert(0, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
+    return made[table]
 
 
 def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
@@ -135,12 +123,3 @@ def _check(node: onnx.NodeProto, elem_type: int) -> None:
         raise NoTreeAttentionError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
     if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
         raise NoTreeAttentionError("the attention has a bias already")
-
-
-def _take_window(node: onnx.NodeProto) -> int | None:
-    """The node's window, which is removed from it."""
-    window: int = attribute(node, _WINDOW, -1)
-    names = [entry.name for entry in node.attribute]
-    if _WINDOW in names:
-        del node.attribute[names.index(_WINDOW)]
-    return window if window > 0 else None

@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from olive_ext.graph.nodes import attribute
-from olive_ext.graph.symbolic_dims import Dim, Shape, broadcast, known_length, rest, total
+from olive_ext.graph.symbolic_dims import Dim, Shape, broadcast, known_length, rest
 
 _SMALL = 8
 """The longest constant that is read; longer ones are no shapes."""
@@ -61,9 +61,9 @@ class Shapes:
             if (shape := rule(self, node)) is not None:
                 self.of[node.output[0]] = shape
 
-    def axis(self, node: onnx.NodeProto, rank: int, default: int = 0) -> int:
+    def _axis(self, node: onnx.NodeProto, rank: int) -> int:
         """The attribute `axis`, counted from the front."""
-        axis = int(attribute(node, "axis", default))
+        axis = int(attribute(node, "axis", 0))
         return axis + rank if axis < 0 else axis
 
     def listed(self, node: onnx.NodeProto, name: str, place: int) -> tuple[Dim, ...] | None:
@@ -151,7 +151,7 @@ class Shapes:
                 numbers[place] if isinstance(place, int) and -len(numbers) <= place < len(numbers) else None
                 for place in places
             )
-        axis = self.axis(node, len(data))
+        axis = self._axis(node, len(data))
         after: Shape = data[axis + 1 :] if node.op_type == "Gather" else (None,) * (len(data) - 1)
         return (*data[:axis], *index, *after)
 
@@ -207,8 +207,10 @@ class Shapes:
                 self.numbers[node.output[0]] = tuple(number for part in parts for number in part or ())
         if len(known) != len(shapes) or len({len(shape) for shape in known}) != 1:
             return None
-        axis = self.axis(node, len(known[0]))
-        return (*known[0][:axis], total([shape[axis] for shape in known]), *known[0][axis + 1 :])
+        axis = self._axis(node, len(known[0]))
+        sizes = [size for shape in known if isinstance(size := shape[axis], int)]
+        total = sum(sizes) if len(sizes) == len(known) else None
+        return (*known[0][:axis], total, *known[0][axis + 1 :])
 
     def _slice(self, node: onnx.NodeProto) -> Shape | None:
         shape, numbers = self.of.get(node.input[0]), self.numbers.get(node.input[0])
@@ -229,7 +231,7 @@ class Shapes:
     def _split(self, node: onnx.NodeProto) -> Shape | None:
         if (shape := self.of.get(node.input[0])) is None:
             return None
-        axis = self.axis(node, len(shape))
+        axis = self._axis(node, len(shape))
         sizes = self.listed(node, "split", 1)
         for number, output in enumerate(node.output):
             size = sizes[number] if sizes is not None and number < len(sizes) else None

@@ -1,23 +1,22 @@
-"""Memory of the host and of CUDA devices, free and in all, as the system and NVIDIA's library (NVML) have it.
+"""Memory of the host and of CUDA devices, free and in all, as the system and the CUDA runtime have it.
 
-NVML rather than torch: beside a GPU build of ONNX Runtime torch is often one for the CPU, and asking it would open a
-CUDA context of its own. NVML numbers devices by their bus and knows nothing of CUDA_VISIBLE_DEVICES: numbers are
-translated here. Knows no model.
+The runtime rather than NVIDIA's management library: it numbers devices as ONNX Runtime does (CUDA_VISIBLE_DEVICES,
+parts of divided devices) and is there wherever the CUDA provider is. Knows no model.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import ctypes
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from functools import cache
 from typing import Any
 
 import psutil
 
-_MIG = "MIG-"
-_UUIDS = ("GPU-", _MIG)
+_LIBRARIES = ("libcudart.so.13", "libcudart.so.12", "cudart64_13.dll", "cudart64_12.dll")
+"""The CUDA runtime of CUDA 13 and 12. One that the process has loaded already is found by its name alone."""
 
 
 @dataclass(frozen=True)
@@ -42,94 +41,47 @@ def memory_of(kind: str, index: int = 0) -> Memory:
     raise UnmeasuredError(f"free memory of a {kind} device is not measured")
 
 
-def cuda_reader(
-    index: int, nvml: ModuleType | None = None, environment: Mapping[str, str] = os.environ
-) -> Callable[[], Memory]:
-    """What reads the memory of the CUDA device with this number, as this process counts devices, again and again.
+def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], Memory]:
+    """What reads the memory of the CUDA device `index`, as this process counts devices, again and again.
 
-    `nvml` is the module pynvml, loaded here where it is not given. Raises `UnmeasuredError`.
+    `load` loads a library by name. The first reading makes a CUDA context in a process that has none. Raises
+    `UnmeasuredError`, and so does the function that it returns.
     """
-    nvml = nvml or _load()
-    with _refusals(nvml):
-        nvml.nvmlInit()
-        handle = _handle(nvml, index, environment)
+    runtime = _runtime(load)
 
     def read() -> Memory:
-        with _refusals(nvml):
-            found = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return Memory(int(found.free), int(found.total))
+        free, total, present = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int()
+        _check(runtime, runtime.cudaGetDevice(ctypes.byref(present)))
+        try:
+            _check(runtime, runtime.cudaSetDevice(ctypes.c_int(index)))
+            _check(runtime, runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
+        finally:
+            runtime.cudaSetDevice(present)
+        return Memory(free.value, total.value)
 
     return read
 
 
-def _load() -> ModuleType:
-    try:
-        import pynvml
-    except ImportError as error:
-        raise UnmeasuredError("its free memory is not measured without nvidia-ml-py (olive-ext[gpu])") from error
-    module: ModuleType = pynvml
-    return module
+def trim_host_memory() -> None:
+    """Gives the system what this process has freed and its allocator keeps. glibc's allocator keeps even megabytes once
+    it has seen a buffer of that size come and go; others have no such function, and nothing happens."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
-@contextmanager
-def _refusals(nvml: Any) -> Iterator[None]:
-    """Words for what NVML refuses: a driver that is not there, a device that is not, a call without permission."""
-    try:
-        yield
-    except nvml.NVMLError as error:
-        raise UnmeasuredError(f"its free memory is not measured: NVML says '{error}'") from error
+@cache
+def _runtime(load: Callable[[str], Any]) -> Any:
+    for name in _LIBRARIES:
+        try:
+            runtime = load(name)
+        except OSError:
+            continue
+        runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        return runtime
+    raise UnmeasuredError("its free memory is not measured: the CUDA runtime (libcudart) was not found")
 
 
-def _handle(nvml: Any, index: int, environment: Mapping[str, str]) -> Any:
-    """NVML's handle of a device as CUDA numbers it (CUDA C++ Programming Guide, "CUDA Environment Variables")."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(nvml.nvmlDeviceGetCount())] if visible is None else _listed(visible)
-    if index >= len(names):
-        raise UnmeasuredError(f"its free memory is not measured: {len(names)} CUDA devices are visible, {index} is not")
-    name = names[index]
-    handle = _by_uuid(nvml, name) if name.startswith(_UUIDS) else _by_number(nvml, int(name), environment)
-    if not name.startswith(_MIG) and _is_divided(nvml, handle):
-        raise UnmeasuredError("its free memory is not measured: it is divided (MIG), and no part is named")
-    return handle
-
-
-def _listed(visible: str) -> list[str]:
-    """Entries of CUDA_VISIBLE_DEVICES; what stands behind an invalid one is not visible."""
-    names: list[str] = []
-    for entry in visible.split(","):
-        name = entry.strip()
-        if not (name.isdecimal() or name.startswith(_UUIDS)):
-            break
-        names.append(name)
-    return names
-
-
-def _by_number(nvml: Any, number: int, environment: Mapping[str, str]) -> Any:
-    """CUDA puts the fastest first unless told otherwise, NVML goes by bus: the same order among devices of one kind."""
-    if number >= nvml.nvmlDeviceGetCount():
-        raise UnmeasuredError(f"its free memory is not measured: CUDA_VISIBLE_DEVICES names {number}, which is missing")
-    handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
-    kinds = {nvml.nvmlDeviceGetName(handle) for handle in handles}
-    if len(kinds) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        raise UnmeasuredError(
-            "its free memory is not measured: devices of several kinds have CUDA's own numbers unless "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        )
-    return handles[number]
-
-
-def _by_uuid(nvml: Any, name: str) -> Any:
-    """CUDA takes the beginning of a UUID for all of it."""
-    if not name.startswith(_MIG):
-        for place in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(place)
-            if str(nvml.nvmlDeviceGetUUID(handle)).startswith(name):
-                return handle
-    return nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _is_divided(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # devices that cannot be divided refuse the question
-        return False
+def _check(runtime: Any, status: int) -> None:
+    if status:
+        reason = (runtime.cudaGetErrorString(ctypes.c_int(status)) or b"").decode(errors="replace")
+        raise UnmeasuredError(f"its free memory is not measured: CUDA says '{reason}' ({status})")

@@ -72,6 +72,7 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads

@@ -65,6 +65,11 @@ class Device:
         """Whether its values have an address that can be offset and bound."""
         return self.kind in ("cpu", "cuda")
 
+    @property
+    def arena(self) -> str | None:
+        """The device's arena as ONNX Runtime's run options name it; None where it has none that can be shrunk."""
+        return {"cpu": "cpu:0", "cuda": f"gpu:{self.index}"}.get(self.kind)
+
 
 @dataclass(frozen=True)
 class Provider:

@@ -12,8 +12,8 @@ from olive_ext.report.metrics import Metric
 from olive_ext.report.page import model_name
 from olive_ext.report.report import Report, from_json, has_several_filters, to_json
 from olive_ext.report.report_files import check_writable, write, write_chain, write_page, write_texts
-from olive_ext.report.scores import chain_steps
-from olive_ext.report.terminal import print_cells, print_chain, print_page, print_table
+from olive_ext.report.scores import chain_steps, chain_table
+from olive_ext.report.terminal import print_cells, print_page, print_table
 from olive_ext.report.view import Table
 
 __all__ = [
@@ -22,13 +22,13 @@ __all__ = [
     "Table",
     "chain_markdown",
     "chain_steps",
+    "chain_table",
     "check_writable",
     "from_json",
     "has_several_filters",
     "markdown_table",
     "model_name",
     "print_cells",
-    "print_chain",
     "print_page",
     "print_table",
     "to_html",

@@ -1,9 +1,9 @@
-"""Numbers and facts as people read them: as many digits as the error bar carries, signs, units. Knows no report."""
+"""Numbers, lists and facts as people read them: digits that the error bar carries, signs, units. Knows no report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -139,6 +139,11 @@ def moment(created: str) -> str:
 def signed_minus(text: str) -> str:
     """`text` with a minus sign in front instead of a hyphen."""
     return MINUS + text[1:] if text.startswith("-") else text
+
+
+def joined(names: Sequence[str]) -> str:
+    """The names as "one, two and three"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _odd(value: float) -> str:

@@ -106,11 +106,6 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
     return [f"{'/'.join(parts)} ({place})" for place, parts in enumerate(paths, 1)]
 
 
-def facts_of(report: Report) -> Mapping[str, Any]:
-    """What identifies the model that a report is on."""
-    return {key: report.model[key] for key in ("path", "kind", "content_hash") if key in report.model}
-
-
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
     """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
 

@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
@@ -72,22 +73,15 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
         raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
 
 
-def write_texts(texts: Mapping[Path, str], directory: Path) -> None:
-    """Writes files into `directory` as `write` does."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _replace_all(texts)
-    except OSError as error:
-        raise RunError(f"cannot write the report to '{directory}': {error.strerror or error}") from error
+def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the report") -> None:
+    """Writes files into `directory`, made where missing, every one in full before the first is renamed.
 
-
-def _replace_all(texts: Mapping[Path, str]) -> None:
-    """Writes every file in full before the first is renamed.
-
-    Half a surrogate pair, which UTF-8 cannot hold, becomes its escape, which JSON reads back.
+    Half a surrogate pair, which UTF-8 cannot hold, becomes its escape, which JSON reads back. Raises `RunError`, which
+    names `what`, where the disk refuses.
     """
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             with temporary[path].open("x", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
@@ -95,6 +89,9 @@ def _replace_all(texts: Mapping[Path, str]) -> None:
                 os.fsync(file.fileno())
         for path, written in temporary.items():
             written.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {what} to '{directory}': {error.strerror or error}") from error
     finally:
-        for written in temporary.values():
-            written.unlink(missing_ok=True)
+        with suppress(OSError):
+            for written in temporary.values():
+                written.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
@@ -17,12 +17,6 @@ from olive_ext.report.view import Table
 
 Z95 = 1.959964
 """Standard errors on either side of a 95 % interval."""
-
-_OF_COMPARISON = (
-    *("kl_", "top1_agreement", "top_probability_", "perplexity_ratio"),
-    *("flips_", "accuracy_difference", "mcnemar_p"),
-)
-"""Beginnings of the names of metrics that a comparison adds; a page has tables of their own for them."""
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
@@ -128,8 +122,10 @@ class ScoreRow:
 def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
     """A row for each metric of each task; metrics of the comparison and of cost have their own tables."""
     rows: list[ScoreRow] = []
-    for task, name, filter_name in _keys(columns):
-        found = [_metric(column, (task, name, filter_name)) for column in columns]
+    by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
+    for key in _keys(columns):
+        task, name, filter_name = key
+        found = [metrics.get(key) for metrics in by_column]
         known = [metric for metric in found if metric is not None]
         counts = sorted({metric.n for metric in known if metric.n is not None})
         row = ScoreRow(
@@ -138,7 +134,7 @@ def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
             filter="" if filter_name == "none" else filter_name,
             higher_is_better=known[0].higher_is_better,
             documents="/".join(map(numbers.count, counts)),
-            cells=_cells(found),
+            cells=tuple(_cells(found)),
             is_first=not rows or rows[-1].task != task,
         )
         rows.append(row)
@@ -151,38 +147,28 @@ def _keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
         (metric.task, metric.metric, metric.filter)
         for column in columns
         for metric in column.metrics
-        if metric.n is not None and not metric.metric.startswith(_OF_COMPARISON)
+        if metric.n is not None and metric.metric not in NAMES
     )
     order = {task: place for place, task in enumerate(dict.fromkeys(key[0] for key in keys))}
     return sorted(keys, key=lambda key: order[key[0]])
 
 
-def _metric(column: Column, key: tuple[str, str, str]) -> Metric | None:
-    return next((item for item in column.metrics if (item.task, item.metric, item.filter) == key), None)
-
-
-def _cells(found: Sequence[Metric | None]) -> tuple[Cell, ...]:
-    """A cell for each model; the first metric is the baseline's."""
-    cells = [_cell(metric, found[0] if place else None) for place, metric in enumerate(found)]
-    finite = [metric is not None and math.isfinite(metric.value) for metric in found]
+def _cells(found: Sequence[Metric | None]) -> Iterator[Cell]:
+    """A cell for each model; the first metric is the baseline's. Finite values get bars where one has an interval."""
     ranges = [_range(metric) for metric in found if metric is not None and math.isfinite(metric.value)]
-    if not any(low < high for low, high in ranges):
-        return tuple(cells)
-    low, high = min(item[0] for item in ranges), max(item[1] for item in ranges)
+    has_bars = any(low < high for low, high in ranges)
+    low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
     room = (high - low or 1.0) * 0.06
-    return tuple(
-        replace(cell, bar=_bar(metric, low - room, high + room)) if metric and is_finite else cell
-        for cell, metric, is_finite in zip(cells, found, finite, strict=True)
-    )
-
-
-def _cell(metric: Metric | None, baseline: Metric | None) -> Cell:
-    if metric is None:
-        return Cell(Measured(NO_VALUE))
-    shown = numbers.with_error(metric.value, metric.stderr)
-    if baseline is None or not math.isfinite(metric.value - baseline.value):
-        return Cell(shown)
-    return Cell(shown, _change(metric.value - baseline.value, metric))
+    for place, metric in enumerate(found):
+        if metric is None:
+            yield Cell(Measured(NO_VALUE))
+            continue
+        difference = metric.value - found[0].value if place and found[0] is not None else math.nan
+        yield Cell(
+            numbers.with_error(metric.value, metric.stderr),
+            _change(difference, metric) if math.isfinite(difference) else "",
+            _bar(metric, low - room, high + room) if has_bars and math.isfinite(metric.value) else None,
+        )
 
 
 def _bar(metric: Metric, begin: float, end: float) -> Bar:

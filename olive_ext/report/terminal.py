@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 from olive_ext.report.page import Page
 from olive_ext.report.report import Report
-from olive_ext.report.scores import ChainStep, chain_table, cost_rows, metric_table, score_rows
+from olive_ext.report.scores import cost_rows, metric_table, score_rows
 from olive_ext.report.verdict import verdict
 from olive_ext.report.view import SIGNS, Table, comparison_tables, difference_rows, divergence_rows, sentences
 
@@ -26,7 +26,7 @@ def print_cells(table: Table, file: IO[str] | None = None) -> Console:
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=_NO_WRAP)
+        console.width = _NO_WRAP
     shown = rich_table.Table(title=Text(table.title, style="table.title"), title_justify="left")
     for head in table.heads:
         shown.add_column(head, justify="left" if head in table.texts else "right", overflow="fold")
@@ -51,11 +51,6 @@ def print_table(report: Report, file: IO[str] | None = None) -> None:
     if isinstance(seconds, int | float):
         tokens = f"{fed} tokens fed of {naive} in the requests, " if fed and naive else ""
         console.print(f"{tokens}{seconds:.1f} s", markup=False)
-
-
-def print_chain(steps: Sequence[ChainStep], file: IO[str] | None = None) -> None:
-    """Prints one row for each step of a chain of passes."""
-    print_cells(chain_table(steps), file)
 
 
 def print_page(page: Page, file: IO[str] | None = None) -> None:

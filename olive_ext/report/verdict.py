@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.numbers import joined
 
-Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared"]
+Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared", "cannot_tell"]
 
 _LEVEL = 0.05
 _QUANTILE = 1.96
@@ -33,13 +35,22 @@ def verdict(comparison: Comparison) -> Verdict:
     outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
     if outcome is None and divergence is None:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
-    lost, gained = _changed(comparison)
     numbers = _numbers(outcome, divergence)
+    if wrong := _non_finite(comparison):
+        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}: {numbers}")
+    lost, gained = _changed(comparison)
     if lost:
-        return Verdict("loss", f"loss found in {_list(lost)}: {numbers}")
+        return Verdict("loss", f"loss found in {joined(lost)}: {numbers}")
     if gained:
-        return Verdict("gain", f"no loss found, gain in {_list(gained)}: {numbers}")
+        return Verdict("gain", f"no loss found, gain in {joined(gained)}: {numbers}")
     return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, divergence)} found: {numbers}")
+
+
+def _non_finite(comparison: Comparison) -> list[str]:
+    """Names of what is NaN or infinite and must be neither."""
+    distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
+    scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
+    return distances + scores
 
 
 def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -109,7 +120,3 @@ def _interval(outcome: Outcome) -> str:
         low, high = 100 * outcome.low, 100 * outcome.high
         return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"
     return f"{outcome.difference:+.3g} [{outcome.low:+.3g}, {outcome.high:+.3g}]"
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import Comparison
-from olive_ext.report.page import Column, Contrast, Page, check_comparable, facts_of, model_name, short_names
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.report.comparison import Comparison, Flip, Outcome
+from olive_ext.report.numbers import joined
+from olive_ext.report.page import PASSES, Column, Contrast, Page, check_comparable, model_name, short_names
+from olive_ext.run.reference.answers import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
 REPORT_FILE = "report.json"
@@ -25,6 +27,13 @@ class Named:
     name: str
     report: Report
     folder: Path
+
+    @cached_property
+    def logs(self) -> Logs:
+        """The report's sample logs, empty without any. Raises `ConfigError` for those of another run."""
+        logs = read_logs(self.folder, self.report)
+        logs.check_of(self.report, self.folder)
+        return logs
 
 
 def compare(given: Sequence[str], baseline: str | None = None) -> Page:
@@ -41,21 +50,18 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     columns = tuple(Column(item.name, item.report.metrics, item.report) for item in reports)
     first, *others = reports
     created = max(item.report.created for item in reports)
-    title = f"{_listed([item.name for item in others])} against {first.name}"
-    return Page(title, columns, tuple(_contrasts(first, others)), created, "Comparison")
-
-
-def _listed(names: list[str]) -> str:
-    if len(names) > _MOST_IN_TITLE:
-        return f"{len(names)} models"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    names = [item.name for item in others]
+    candidates = joined(names) if len(names) <= _MOST_IN_TITLE else f"{len(names)} models"
+    return Page(f"{candidates} against {first.name}", columns, tuple(_contrasts(first, others)), created, "Comparison")
 
 
 def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
     found = [(name, file) for text in given for name, file in _files(text)]
     reports = [_read(file) for _, file in found]
-    names = _own_names(reports) or short_names([_parts(file) for _, file in found])
+    names = [model_name(report) for report in reports if PASSES in report.model]
+    if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
+        names = short_names([_parts(file) for _, file in found])
     named = [
         Named(name or own, report, file.parent) for (name, file), own, report in zip(found, names, reports, strict=True)
     ]
@@ -63,12 +69,6 @@ def load(given: Sequence[str]) -> list[Named]:
     if twice:
         raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
-
-
-def _own_names(reports: Sequence[Report]) -> list[str]:
-    """The names of the passes of a chain, where every report has them and they differ; Olive's folders are digests."""
-    names = [model_name(report) for report in reports if "passes" in report.model]
-    return names if len(set(names)) == len(reports) else []
 
 
 def _parts(file: Path) -> tuple[str, ...]:
@@ -120,11 +120,12 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     """The comparison of each report with the first, where there is any."""
-    logs: dict[str, Logs] = {item.name: read_logs(item.folder, item.report) for item in (first, *others)}
+    model = first.report.model
+    facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     found = []
     for item in others:
         own = item.report.comparison
-        outcomes, flips = _paired(first, item, logs)
+        outcomes, flips = _paired(first, item)
         is_same = own is not None and _is_of(own.reference, first.report)
         if own is not None and is_same and not outcomes:
             outcomes, flips = own.outcomes, own.flips
@@ -133,7 +134,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if own is not None and divergences and not is_same:
             note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
         if outcomes or divergences:
-            comparison = Comparison(facts_of(first.report), divergences, outcomes, flips)
+            comparison = Comparison(facts, divergences, outcomes, flips)
             found.append(Contrast(item.name, first.name, comparison, note))
     return found
 
@@ -144,11 +145,9 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
     return bool(keys) and reference[keys[0]] == report.model[keys[0]]
 
 
-def _paired(first: Named, other: Named, logs: Mapping[str, Logs]) -> tuple[Any, Any]:
+def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes and flips of the documents that both reports have logged."""
-    for item in (first, other):
-        logs[item.name].check_of(item.report, item.folder)
-    one, two = logs[first.name].shared_with(logs[other.name]), logs[other.name].shared_with(logs[first.name])
+    one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
         return compare_answers(one.answers(), two.answers(), two.samples, two.tasks)
     except TaskError as error:

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
-from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
-from olive_ext.run.hardware import describe_hardware
+from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
-from olive_ext.run.opening import answers_key, size_in_bytes
-from olive_ext.run.peak_memory import PeakMemory
-from olive_ext.run.reference.comparison_run import Comparer
-from olive_ext.run.reference.models import Models
-from olive_ext.run.reference.modes import comparer_of
+from olive_ext.run.models import Models
+from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
@@ -48,15 +44,19 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         comparer.prepare()
     with PeakMemory() as memory:
         begin = time.monotonic()
-        opened = _open(models, comparer) if lm is None and tasks is not None else None
+        opened = None
+        if lm is None and tasks is not None:
+            opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
         try:
             loaded = time.monotonic()
-            results = _run(config, model, tasks, seeds, progress)
+            results = _run(models, model, tasks, seeds)
             seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
             report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
-                report = _with_comparison(report, comparer.finish(model, results))
+                comparison = comparer.finish(model, results)
+                metrics = (*report.metrics, *comparison_metrics(comparison))
+                report = replace(report, metrics=metrics, comparison=comparison)
         finally:
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
@@ -78,20 +78,25 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     return Path(folder)
 
 
-def _open(models: Models, comparer: Comparer | None) -> LM:
-    return models.candidate(None) if comparer is None else comparer.open()
-
-
-def _run(
-    config: EvaluationConfig, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, progress: bool
-) -> dict[str, Any]:
+def _run(models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
-    stem = f"{config.use_cache}_{answers_key(lm)}" if config.use_cache else None
-    has_reference = config.reference is not None
-    return run_tasks(lm, tasks, config, seeds=seeds, cache_stem=stem, progress=progress, log_samples=has_reference)
+    config, has_reference = models.config, models.config.reference is not None
+    stem = f"{config.use_cache}_{_answers_key(lm)}" if config.use_cache else None
+    return run_tasks(
+        lm, tasks, config, seeds=seeds, cache_stem=stem, progress=models.progress, log_samples=has_reference
+    )
+
+
+def _answers_key(lm: LM) -> str:
+    """What the database of answers is keyed to: a digest of the model's content and of the settings that matter."""
+    if hasattr(lm, "answers_key"):
+        return str(lm.answers_key())
+    from olive_ext.backends.hf import answers_key
+
+    return answers_key(lm)
 
 
 def _report(
@@ -106,7 +111,7 @@ def _report(
     execution.pop("reference", None)
     costs = cost_metrics(
         asked_costs(config),
-        size=lambda: size_in_bytes(models.resolved(lm), lm, config),
+        size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
         seconds=seconds["seconds"] - seconds["seconds_load"],
@@ -122,10 +127,6 @@ def _report(
         config=config.model_dump(mode="json", exclude_unset=True),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-
-
-def _with_comparison(report: Report, comparison: Comparison) -> Report:
-    return replace(report, metrics=(*report.metrics, *comparison_metrics(comparison)), comparison=comparison)
 
 
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:

@@ -62,18 +62,13 @@ def _log(mlflow: Any, report: Report, folder: str | None) -> None:
             mlflow.log_params(params)
         for metrics in _chunks(metrics_of(report), _MAX_METRICS):
             mlflow.log_metrics(metrics)
-        if folder is not None:
-            _log_files(mlflow, Path(folder))
-            return
         with tempfile.TemporaryDirectory() as scratch:
-            write(report, scratch)
-            _log_files(mlflow, Path(scratch))
-
-
-def _log_files(mlflow: Any, folder: Path) -> None:
-    for file in (folder / f"report.{suffix}" for suffix in ("json", "md", "html")):
-        if file.is_file():
-            mlflow.log_artifact(str(file))
+            if folder is None:
+                write(report, scratch)
+            for suffix in ("json", "md", "html"):
+                file = Path(scratch if folder is None else folder) / f"report.{suffix}"
+                if file.is_file():
+                    mlflow.log_artifact(str(file))
 
 
 def metrics_of(report: Report) -> dict[str, float]:
@@ -99,7 +94,8 @@ def params_of(report: Report) -> dict[str, str]:
         "hardware": report.hardware,
     }
     known = {name: values for name, values in facts.items() if values}
-    return {name: _cut(value) for name, value in _named(flat(known)).items()}
+    named = _named(flat(known)).items()
+    return {name: text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…" for name, text in named}
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +113,6 @@ def legal_name(name: str) -> str:
     """Replaces everything but letters, digits, `_`, `-`, `.` and spaces by `_`, and NUL, which joins parts, by `/`."""
     parts = [re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in name.split("\0")]
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 1]}…"
 
 
 def _chunks(values: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:

@@ -7,36 +7,31 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from olive_ext.errors import ConfigError, RunError
-from olive_ext.report import Report
+from olive_ext.errors import ConfigError
+from olive_ext.report import Report, write_texts
 from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
 
-DocumentDistances: TypeAlias = Callable[[str], Mapping[int, tuple[float, int]]]
-"""A task's mean KL in nats and number of positions, by document."""
-
 OWN = "olive_ext"
 """The line's key under which our own fields stand; everything else is lm-eval's."""
 
 _SAME = 1e-6
-_NUMBERS_OF_A_CHOICE = 2
-"""A choice's response is its log-probability and whether it was the most likely."""
 
 
 def sample_fields(
-    tasks: Mapping[str, Any], reference: Sequence[Answers] = (), by_document: DocumentDistances | None = None
+    tasks: Mapping[str, Any],
+    reference: Sequence[Answers] = (),
+    by_document: Callable[[str], Mapping[int, tuple[float, int]]] | None = None,
 ) -> Fields:
     """`question` without examples; with a reference its `reference_answer` and `reference_values` by metric; where
-    distributions were compared `kl_mean` in nats over the document's `positions`.
+    distributions were compared `kl_mean` in nats over the document's `positions`, which `by_document` gives of a task.
 
     `tasks` are lm-eval's objects by name.
     """
@@ -66,17 +61,15 @@ def write_samples(
     """
     from olive_ext.backends.lm_eval_run import sample_line
 
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for task, lines in samples.items():
-            documents = set(sorted({line["doc_id"] for line in lines})[:num_documents])
-            chosen = (line for line in lines if line["doc_id"] in documents)
-            text = "".join(sample_line(_with_own(task, line, fields)) for line in chosen)
-            written.append(_replace(log_path(folder, task), text))
-    except OSError as error:
-        raise RunError(f"cannot write the sample logs to '{folder}': {error.strerror or error}") from error
-    return written
+    texts = {}
+    for task, lines in samples.items():
+        documents = set(sorted({line["doc_id"] for line in lines})[:num_documents])
+        chosen = [line for line in lines if line["doc_id"] in documents]
+        own = [fields(task, line) if fields is not None else {} for line in chosen]
+        added = [{**line, OWN: more} if more else line for line, more in zip(chosen, own, strict=True)]
+        texts[log_path(folder, task)] = "".join(map(sample_line, added))
+    write_texts(texts, folder, "the sample logs")
+    return list(texts)
 
 
 def log_path(folder: Path, task: str) -> Path:
@@ -85,31 +78,12 @@ def log_path(folder: Path, task: str) -> Path:
     return folder / f"samples_{name}.jsonl"
 
 
-def _with_own(task: str, sample: Sample, fields: Fields | None) -> Sample:
-    own = fields(task, sample) if fields is not None else {}
-    return {**sample, OWN: own} if own else sample
-
-
-def _replace(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
 @dataclass(frozen=True)
 class LoggedTask:
     """Stands in for lm-eval's task object, as far as answers need it. A sample's `doc` is its whole line here."""
 
     directions: Mapping[str, bool]
     means: tuple[str, ...]
-    multiple_input: int = 0
 
     def aggregation(self) -> dict[str, str]:
         return dict.fromkeys(self.means, "mean")
@@ -175,7 +149,9 @@ def read_logs(folder: Path, report: Report) -> Logs:
 
 
 def _lines(file: Path, config: Mapping[str, Any]) -> list[Sample]:
-    return [_line(file, number, text, config) for number, text in enumerate(_texts(file), 1)]
+    """Lines end in a line feed only: JSON holds other separators as they are."""
+    texts = filter(None, file.read_text(encoding="utf-8").split("\n"))
+    return [_line(file, number, text, config) for number, text in enumerate(texts, 1)]
 
 
 def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Sample:
@@ -183,11 +159,6 @@ def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Samp
         return _restored(json.loads(text), config)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"'{file}', line {number}: no sample of lm-eval ({error})") from error
-
-
-def _texts(file: Path) -> list[str]:
-    """Lines that end in a line feed only: JSON holds other separators as they are."""
-    return [text for text in file.read_text(encoding="utf-8").split("\n") if text]
 
 
 def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:
@@ -205,7 +176,8 @@ def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:
 
 
 def _response(item: Any) -> Any:
-    if isinstance(item, list) and len(item) == _NUMBERS_OF_A_CHOICE:
+    """A choice's response is its log-probability and whether it was the most likely."""
+    if isinstance(item, list) and len(item) == 2:
         return float(item[0]), item[1] == "True"
     return item
 

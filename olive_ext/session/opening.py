@@ -27,8 +27,7 @@ from olive_ext.records import Form, Records
 from olive_ext.session.session import Session
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.text.tokenizer_traits import refuse_other_tokenizer, tokenizer_traits
+from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 """Facts of an execution that change a model's numbers."""
@@ -104,7 +103,7 @@ def open_model(
     if not isinstance(reference, ResolvedModel):
         assert reference is not None
         reference = resolve(model.settings.of_reference(reference))
-    return _open_beside(model, reference)
+    return _open_resident(model, reference)
 
 
 def _refuse_both(reference: object, record_to: object) -> None:
@@ -158,7 +157,7 @@ def open_parts(model: ResolvedModel) -> Parts:
     return Parts(model, opened, tokenizer, stop_ids, encoding)
 
 
-def _open_beside(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
+def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
     """Both models resident. Closing the session closes both, and `Session.reference`."""
     with ExitStack() as on_failure:
         reference = _open(reference_model, on_failure)

@@ -106,10 +106,11 @@ class Session:
         return self._run("generate", requests, self._convert_generation, on_result)
 
     def generate_continuous(
-        self, items: Iterable[tuple[Hashable, ToGenerate]]
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
 
+        An item may be None: no request is there for now, so those that are run on before `items` is read again.
         The session is taken from the first `next` until the iterator ends or is closed.
         """
         self._turns.check_open()
@@ -134,6 +135,12 @@ class Session:
         """Drops what could be reused (resident prefixes); the model stays open."""
         with self._turns.turn("gc"), self._work():
             self._engine.reset()
+
+    def release_memory(self) -> None:
+        """`gc`, and frees the memory that has grown with use: KV caches, captured steps, what the encoder returned, the
+        allocators' spare regions. The weights stay; the next call allocates the rest anew."""
+        with self._turns.turn("release_memory"), self._work():
+            self._engine.release_memory()
 
     def close(self) -> None:
         """Releases the model; waits for the engine's present call. Calling it again does nothing, and so does calling
@@ -184,12 +191,16 @@ class Session:
             return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
-        self, items: Iterable[tuple[Hashable, ToGenerate]]
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
 
-        def feed() -> Iterator[tuple[Hashable, Request]]:
-            for number, (key, request) in enumerate(items):
+        def feed() -> Iterator[tuple[Hashable, Request] | None]:
+            for number, item in enumerate(items):
+                if item is None:
+                    yield None
+                    continue
+                key, request = item
                 with _naming(f"request {key!r}"):
                     converted = self._convert_generation(request)
                 if converted.is_truncated:

@@ -34,14 +34,6 @@ Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
-class Window:
-    """One forward pass: `tokens`, of which the last `num_targets` are scored."""
-
-    tokens: tuple[int, ...]
-    num_targets: int
-
-
-@dataclass(frozen=True)
 class Encoding:
     """What decides how requests for an encoder-decoder are converted; a session of a decoder has none."""
 
@@ -124,11 +116,10 @@ def convert_generation(
 ) -> Converted[GenerationOutput]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
     source = make_source(tokenizer, request.source, encoding, max_length)
-    tokens = (
-        decoder_tokens(tokenizer, request.prompt, encoding)
-        if encoding is not None
-        else prompt_tokens(tokenizer, request)
-    )
+    if encoding is None:
+        tokens = prompt_tokens(tokenizer, request)
+    else:
+        tokens = decoder_tokens(tokenizer, request.prompt, encoding)
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     checker = StopChecker(tokenizer, request.stop)
     generation = Generation(
@@ -140,7 +131,7 @@ def convert_generation(
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         (result,) = results
-        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason)
+        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason, result.stop_id)
 
     return Converted((Request(kept, generation=generation, source=source),), output, len(kept) < len(tokens))
 
@@ -169,11 +160,12 @@ def convert_scoring(
 ) -> Converted[ScoringOutput]:
     """Raises `ConfigError` where a source is missing or not taken."""
     source = make_source(tokenizer, request.source, encoding, max_length)
-    context, target = (
-        answer_tokens(tokenizer, request, encoding) if encoding is not None else scoring_tokens(tokenizer, request)
-    )
+    if encoding is None:
+        context, target = scoring_tokens(tokenizer, request)
+    else:
+        context, target = answer_tokens(tokenizer, request, encoding)
     is_truncated = len(context) + len(target) > max_length + 1
-    requests = _window_requests(context, target, max_length, source)
+    requests = target_windows(context, target, max_length, source)
     return Converted(requests, partial(_scoring_output, requests), is_truncated)
 
 
@@ -182,12 +174,14 @@ def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: i
     prefix = tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
-    requests = _window_requests([prefix], target, max_length)
+    requests = target_windows([prefix], target, max_length)
     return Converted(requests, partial(_rolling_output, requests))
 
 
-def target_windows(context: Sequence[int], target: Sequence[int], max_length: int) -> list[Window]:
-    """Windows that score every token of `target` once, each with as much left context as `max_length` leaves.
+def target_windows(
+    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None
+) -> tuple[Request, ...]:
+    """Requests that score every token of `target` once, each with as much left context as `max_length` leaves.
 
     A target of at most `max_length` tokens takes one window, `(context + target)[-(max_length + 1):]`, as in HFLM. A
     longer one (HFLM stops with an assertion) is cut into disjoint windows. With the prefix token as context this is
@@ -197,12 +191,12 @@ def target_windows(context: Sequence[int], target: Sequence[int], max_length: in
         windows         p[a b c]     c[d e f]     e f[g h]     (scored in brackets; fed: all but the last)
     """
     whole = (*context, *target)
-    windows = []
+    requests = []
     for begin in range(0, len(target), max_length):
         num_targets = min(max_length, len(target) - begin)
         end = len(context) + begin + num_targets
-        windows.append(Window(whole[max(0, end - max_length - 1) : end], num_targets))
-    return windows
+        requests.append(Request(whole[max(0, end - max_length - 1) : end], num_targets, source=source))
+    return tuple(requests)
 
 
 def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> tuple[int, ...]:
@@ -217,13 +211,6 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
             f"(max_length) of {max_length} tokens"
         )
     return tuple(tokens[-room:])
-
-
-def _window_requests(
-    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None
-) -> tuple[Request, ...]:
-    windows = target_windows(context, target, max_length)
-    return tuple(Request(window.tokens, window.num_targets, source=source) for window in windows)
 
 
 def _scoring_output(requests: Sequence[Request], results: Sequence[Result]) -> ScoringOutput:

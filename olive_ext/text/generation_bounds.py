@@ -7,7 +7,8 @@ stop) and are left out of the returned text. Knows no engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,19 @@ def read_start(directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, .
 def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[int]:
     """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
     in `directory`. Each may hold one id or a list; empty where none has any."""
-    for section in (genai_config.get("model", {}), *_read_configs(directory)):
+    files = (directory / "generation_config.json", directory / "config.json")
+    for section in (genai_config.get("model", {}), *map(_read_config, files)):
         if (named := section.get(key)) is not None:
             return [named] if isinstance(named, int) else list(named)
     return ()
 
 
-def _read_configs(directory: Path) -> Iterator[dict[str, Any]]:
-    """generation_config.json and config.json in `directory`, as far as they exist."""
-    for path in (directory / "generation_config.json", directory / "config.json"):
-        if path.is_file():
-            try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ModelError(f"'{path}' is not valid JSON: {error}") from error
-            yield content if isinstance(content, dict) else {}
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"'{path}' is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
 
 
 class StopChecker:
@@ -91,30 +90,23 @@ class StopChecker:
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of `tokens` without special tokens, cut exactly before the first stop."""
-        text = self._decode(tokens)
+        text, rest = self._decode(tokens), ""
         cut = self._find(text)
         if cut < len(text):
             tokens, rest = self._split(tokens, text, cut)
-            text = self._tokenizer.decode(tokens) + rest
-        else:
-            text = self._tokenizer.decode(tokens)
-        return text[: self._find(text)]
+        shown = self._tokenizer.decode(tokens) + rest
+        return shown[: self._find(shown)]
 
     def _split(self, tokens: Sequence[int], text: str, cut: int) -> tuple[Sequence[int], str]:
         """The tokens whose text ends at or before `cut`, and the text between their end and `cut`."""
-        low, high = 0, len(tokens)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if len(self._decode(tokens[:middle])) <= cut:
-                low = middle
-            else:
-                high = middle - 1
-        begun = self._decode(tokens[:low])
-        while low and not text.startswith(begun):  # it ends within a character
-            low -= 1
-            begun = self._decode(tokens[:low])
-        is_special = low < len(tokens) and tokens[low] in self._tokenizer.special_ids
-        return tokens[:low], "" if is_special else text[len(begun) : cut]
+        counts = range(len(tokens) + 1)
+        count = bisect_right(counts, cut, key=lambda number: len(self._decode(tokens[:number]))) - 1
+        begun = self._decode(tokens[:count])
+        while count and not text.startswith(begun):  # it ends within a character
+            count -= 1
+            begun = self._decode(tokens[:count])
+        is_special = count < len(tokens) and tokens[count] in self._tokenizer.special_ids
+        return tokens[:count], "" if is_special else text[len(begun) : cut]
 
     def _find(self, text: str) -> int:
         return min((at for at in map(text.find, self._stops) if at >= 0), default=len(text))

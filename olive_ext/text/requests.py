@@ -106,6 +106,8 @@ class GenerationOutput:
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
+    stop_id: int | None = None
+    """The token that ended the text, where the model wrote one of its stop ids; it is not among `tokens`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids.
+"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids, and the traits
+that decide ids, by which a reference with another tokenizer is refused.
 
 Follows lm-eval's HFLM in when special tokens are added. Knows no request and no engine.
 """
@@ -6,7 +7,9 @@ Follows lm-eval's HFLM in when special tokens are added. Knows no request and no
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +18,22 @@ from olive_ext.errors import ConfigError, ModelError, TaskError, first_line
 
 logger = logging.getLogger(__name__)
 
-Messages = Sequence[Mapping[str, Any]]
+Traits = Mapping[str, Any]
+
+_PROBES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  leading, double  and trailing spaces  ",
+    "tabs\tand\n\nlines\r\n",
+    "don't we'll I'VE",
+    "3.14159 1,234,567 0x7f 2024-06-30",
+    "Ünïcödé naïve café e\u0301 ﬁ Å ½ Ⅷ",
+    "漢字かな交じり文 한국어 русский العربية हिन्दी",
+    "🙂👩‍👩‍👧 ∑∞≠ €",
+    "def f(x):\n    return x**2  # comment\n",
+    "https://example.com/a?b=c&d=%20 user@example.com",
+    "<|endoftext|></s>[INST]<unk>",
+)
+"""Texts on which normalizers and pre-tokenizers show."""
 
 
 def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_token_id: int | None = None) -> Tokenizer:
@@ -50,17 +68,14 @@ class Tokenizer:
         )
         """Ids that `decode` leaves out."""
 
-    @property
-    def bos_token_id(self) -> int | None:
-        return _optional_int(self.hf.bos_token_id)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return _optional_int(self.hf.eos_token_id)
+        self.bos_token_id: int | None = hf.bos_token_id
+        self.eos_token_id: int | None = hf.eos_token_id
 
     @property
     def pad_token_id(self) -> int | None:
-        return _optional_int(self.hf.pad_token_id)
+        """As it is now: lm-eval gives a tokenizer without one another token's."""
+        number: int | None = self.hf.pad_token_id
+        return number
 
     @property
     def prefix_token_id(self) -> int:
@@ -178,7 +193,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.hf.chat_template)
 
-    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
         """The prompt text of a conversation. Without `add_generation_prompt` the last message is left open.
 
         `kwargs` reach the template. A template that refuses the conversation is tried again without system messages,
@@ -214,5 +231,35 @@ def _is_fast(hf: Any) -> bool:
     return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)
 
 
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
+def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Everything that decides a tokenizer's ids, as JSON-ready digests by name. Special tokens that begin or end a text
+    are left out, since both models get the ids of one tokenizer."""
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
+    merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
+    vocabulary = sorted(tokenizer.hf.get_vocab().items())
+    added = sorted((number, str(token)) for number, token in tokenizer.hf.added_tokens_decoder.items())
+    return {
+        "num_tokens": len(vocabulary),
+        "vocabulary": _digest(vocabulary),
+        "merges": _digest(merges),
+        "added tokens": _digest(added),
+        "encoding": _digest([tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]),
+    }
+
+
+def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
+    """Raises `ConfigError` that names what differs between the traits of two tokenizers."""
+    differing = [name for name in own if name != "num_tokens" and reference.get(name) != own[name]]
+    if not differing:
+        return
+    sizes = ""
+    if reference.get("num_tokens") != own["num_tokens"]:
+        sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
+    raise ConfigError(
+        f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
+        f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"
+    )
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

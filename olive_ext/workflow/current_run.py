@@ -41,6 +41,9 @@ class Run:
     failures: list[OliveExtError] = field(default_factory=list)
     """Errors of our passes and evaluations; a search logs them and goes on."""
 
+    gave_up: bool = False
+    """Whether the engine ended without a model or its numbers, and raised nothing."""
+
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
 
@@ -69,6 +72,13 @@ def recorded_failures() -> Iterator[None]:
         if (run := running.get()) is not None:
             run.failures.append(error)
         raise
+
+
+def requirement_error(where: str, lines: list[str]) -> RequirementError:
+    """The error for broken bounds, each of which is logged in Olive's log, too."""
+    for line in lines:
+        logger.error("'%s.require' is broken: %s", where, line)
+    return RequirementError(f"'{where}.require' is broken: {'; '.join(lines)}")
 
 
 def input_model_path() -> str | None:

@@ -18,12 +18,10 @@ from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
-from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.current_run import logger, recorded_failures, running, settled
-from olive_ext.workflow.evaluator import report_folder, surfaced
-from olive_ext.workflow.handlers import tokenizer_candidates
-from olive_ext.workflow.metric_results import as_keyed, to_metrics
-from olive_ext.workflow.pass_reports import requirement_error
+from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
+from olive_ext.workflow.evaluator import surfaced
+from olive_ext.workflow.handlers import label, tokenizer_candidates
+from olive_ext.workflow.metric_results import broken_in
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
@@ -155,7 +153,7 @@ def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> 
     suffix = digest([keyed, environment(settings), missed_files(model.type, model.config, settings)])
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
-        report = report_folder(settings.output_dir, path) / "report.json"
+        report = Path(settings.output_dir) / label(path) / "report.json"
     token = _evaluation.set(_Evaluation(f"-{suffix}", report))
     try:
         return proceed()
@@ -170,7 +168,7 @@ def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
     """
     run, bounds = running.get(), WorkflowSettings.parse(evaluator.type_args).require
     is_input = run is not None and engine.input_passes_configs and model is run.input_model
-    lines = broken_bounds(as_keyed(bounds), to_metrics(signal)) if bounds and not is_input else []
+    lines = broken_in(signal, bounds) if bounds and not is_input else []
     if not lines:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", lines)

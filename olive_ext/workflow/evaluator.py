@@ -52,16 +52,11 @@ def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
     One evaluator measures the input model and then each output model; in one folder only the last report would stay.
     """
     folders = {
-        name: str(report_folder(folder, path))
+        name: str(Path(folder) / label(path))
         for name in ("output_dir", "sample_log_dir")
         if (folder := getattr(config, name)) is not None
     }
     return config.model_copy(update=folders) if folders else config
-
-
-def report_folder(output_dir: str, path: str) -> Path:
-    """The folder for the report of the model at `path`; see `handlers.label`."""
-    return Path(output_dir) / label(path)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Opens no ONNX model; loads Hugging Face models, which only the handler knows how
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from olive_ext.model.locate import read_outline
 from olive_ext.workflow.current_run import input_model_path, logger
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
-_GENAI_CONFIG = "genai_config.json"
-_UNSUPPORTED = ("external_initializers_file_name", "constant_inputs_file_name")
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
@@ -30,7 +28,7 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     """
     if settings.model_class == "hf":
         raise ConfigError("'model_class' = 'hf', but Olive hands over an ONNX model: leave 'model_class' out")
-    for key in _UNSUPPORTED:
+    for key in ("external_initializers_file_name", "constant_inputs_file_name"):
         if getattr(model, key, None):
             raise ModelError(f"the ONNX model has {key} = '{getattr(model, key)}', which is not supported")
     if getattr(model, "use_ort_extensions", False):
@@ -71,22 +69,15 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:
     """The setting, else Olive's device; for an NPU, which torch does not know, the CPU."""
-    import torch
+    from olive_ext.backends import hf
 
     name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
-    place = written_device or name
-    place = "cuda" if place.lower() == "gpu" else place
-    if written_device is None and place not in ("cpu", "cuda"):
+    if written_device is None and name not in ("cpu", "gpu", "cuda"):
         logger.info("the Hugging Face baseline runs on the CPU: torch has no device '%s'", name)
-        place = "cpu"
-    try:
-        kind = torch.device(place).type
-    except RuntimeError as error:
-        raise ConfigError(f"'device' = {place!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        origin = "'device'" if written_device else "Olive's accelerator"
-        raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
-    return place
+        name = "cpu"
+    origin = "'device'" if written_device else "Olive's accelerator"
+    without_cuda = f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline"
+    return hf.torch_device(written_device or name, without_cuda)
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:
@@ -101,24 +92,26 @@ def text_decoder(model: Any) -> Any:
     The package's genai_config.json names it; else it is the only component that returns logits, or among several the
     one with a decoder's name. Raises a `ModelError` that lists the components.
     """
-    for folder in _package_folders(model):
-        if (folder / _GENAI_CONFIG).is_file():
+    components = dict(model.get_model_components())
+    onnx_parts = {name: part for name, part in components.items() if isinstance(part, ONNXModelHandler)}
+    root = model.get_resource("model_path")
+    folders = [*([Path(root)] if root else []), *(file.parent for file in additional_files(model.model_attributes))]
+    for folder in folders:
+        if (folder / "genai_config.json").is_file():
             package = ModelSettings(model=str(folder), kind="onnx")
             files = resolve(package, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
             name = files.decoder.relative_to(files.directory).as_posix()
+            same = (part for part in onnx_parts.values() if Path(part.model_path).resolve() == files.decoder.resolve())
             return ONNXModelHandler(
                 str(files.directory),
                 onnx_file_name=name,
-                inference_settings=_inference_settings(model, files.decoder),
+                inference_settings=getattr(next(same, None), "inference_settings", None),
                 model_attributes=model.model_attributes,
             )
-    components = dict(model.get_model_components())
-    graphs = {name: part for name, part in components.items() if _returns_logits(part)}
-    if len(graphs) == 1:
-        return next(iter(graphs.values()))
+    graphs = {name: part for name, part in onnx_parts.items() if read_outline(Path(part.model_path)).has_logits}
     named = [graphs[name] for name in _DECODER_NAMES if name in graphs]
-    if named:
-        return named[0]
+    if named or len(graphs) == 1:
+        return [*named, *graphs.values()][0]
     listed = ", ".join(components)
     raise ModelError(
         f"several components of the composite model return logits ({', '.join(graphs)}); "
@@ -151,10 +144,14 @@ def _place(model: Any) -> tuple[Path, str | None]:
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
     """Where a tokenizer may lie, since Olive's passes leave that of an ONNX model behind: the folders of the files that
     travel with the model, the model it was made from, and the recipe's input model."""
-    attributes = model_attributes or {}
-    folders = [str(Path(file).parent) for file in attributes.get("additional_files") or []]
-    origins = [attributes.get("_name_or_path"), input_model_path()]
+    folders = [str(file.parent) for file in additional_files(model_attributes)]
+    origins = [(model_attributes or {}).get("_name_or_path"), input_model_path()]
     return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
+
+
+def additional_files(model_attributes: Mapping[str, Any] | None) -> list[Path]:
+    """The files that travel with a model through Olive's passes."""
+    return [Path(file) for file in (model_attributes or {}).get("additional_files") or []]
 
 
 def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execution_providers: Any) -> dict[str, Any]:
@@ -183,37 +180,15 @@ def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str,
     """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
     found: dict[str, Any] = {}
     options = dict(session_options)
-    threads = options.pop("intra_op_num_threads", None)
-    if threads:
+    if threads := options.pop("intra_op_num_threads", None):
         found["num_threads"] = threads
-    extra = options.pop("extra_session_config", None)
     given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
-    if extra:
-        found["session_options"] = {
-            **{str(key): str(value) for key, value in extra.items()},
-            **given.pop("session_options", {}),
-        }
+    if extra := options.pop("extra_session_config", None):
+        own = given.pop("session_options", {})
+        found["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
     if options:
         logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
     return {**found, **given} if found else {}
-
-
-def _package_folders(model: Any) -> Sequence[Path]:
-    root = model.get_resource("model_path")
-    files = (model.model_attributes or {}).get("additional_files") or []
-    return [*([Path(root)] if root else []), *(Path(file).parent for file in files)]
-
-
-def _inference_settings(model: Any, decoder: Path) -> dict[str, Any] | None:
-    for _, part in model.get_model_components():
-        if isinstance(part, ONNXModelHandler) and Path(part.model_path).resolve() == decoder.resolve():
-            settings: dict[str, Any] | None = part.inference_settings
-            return settings
-    return None
-
-
-def _returns_logits(part: Any) -> bool:
-    return isinstance(part, ONNXModelHandler) and read_outline(Path(part.model_path)).has_logits
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}

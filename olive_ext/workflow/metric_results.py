@@ -15,6 +15,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import NAMES, listed, matching
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
 _TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
@@ -46,22 +47,15 @@ def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
     return MetricResult.model_validate(found)
 
 
-def to_metrics(result: Any) -> list[Metric]:
-    """The metrics in a result of `to_metric_result`; the filter is "" where the key has none."""
+def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
+    """As `gate.broken_bounds`, for a result of `to_metric_result`, whose keys say less than a report's metrics."""
     metrics = []
     for name, entry in result.items():
         task, _, rest = name.rpartition("-")
         metric, _, filter_name = rest.partition(",")
         metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))
-    return metrics
-
-
-def as_keyed(bounds: Iterable[Bound]) -> list[Bound]:
-    """Bounds with their filters in the form that `key` gives them."""
-    return [
-        bound if bound.filter is None else bound.model_copy(update={"filter": bound.filter.replace("-", "_")})
-        for bound in bounds
-    ]
+    renamed = (bound.model_copy(update={"filter": bound.filter and bound.filter.replace("-", "_")}) for bound in bounds)
+    return broken_bounds(renamed, metrics)
 
 
 def key(metric: Metric, report: Report) -> str:

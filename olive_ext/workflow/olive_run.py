@@ -7,40 +7,28 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.workflow.current_run import Run, logger, running
-from olive_ext.workflow.pass_reports import publish
+from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
 
-_OK, _FAILED = 0, 1
-
-
-@dataclass
-class Outcome:
-    """How a run of the engine ended: the errors of our evaluations, and whether the engine gave up without raising."""
-
-    failures: list[OliveExtError] = field(default_factory=list)
-    gave_up: bool = False
-
-
-_watchers: list[list[Outcome]] = []
+_watchers: list[list[Run]] = []
 
 
 @contextmanager
-def watched_runs() -> Iterator[list[Outcome]]:
-    """The outcomes of all engine runs inside, in any thread."""
-    outcomes: list[Outcome] = []
-    _watchers.append(outcomes)
+def watched_runs() -> Iterator[list[Run]]:
+    """All engine runs that end inside, in any thread."""
+    runs: list[Run] = []
+    _watchers.append(runs)
     try:
-        yield outcomes
+        yield runs
     finally:
-        _watchers.remove(outcomes)
+        _watchers.remove(runs)
 
 
 def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
@@ -55,11 +43,11 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
             publish(engine, begun, output)
     finally:
         running.reset(token)
-    outcome = Outcome(begun.failures, _gave_up(engine, output, given.get("evaluate_input_model", True)))
-    for outcomes in _watchers:
-        outcomes.append(outcome)
-    if outcome.gave_up and outcome.failures:
-        raise outcome.failures[0]  # a search logs every failure and ends well
+    begun.gave_up = _gave_up(engine, output, given.get("evaluate_input_model", True))
+    for runs in _watchers:
+        runs.append(begun)
+    if begun.gave_up and begun.failures:
+        raise begun.failures[0]  # a search logs every failure and ends well
     if begun.is_search:
         refuse_no_output(engine, output)
     if begun.broken is not None:
@@ -99,15 +87,21 @@ def cli_run(argv: Sequence[str]) -> int:
     """
     from olive.cli.launcher import main
 
-    with watched_runs() as outcomes, _logged_errors() as reasons, _recipe_errors():
+    with watched_runs() as runs, _logged_errors() as reasons:
         try:
             main(["run", *argv])
         except SystemExit as end:  # argparse: --help, or wrong arguments, which it has printed
-            return end.code if isinstance(end.code, int) else _FAILED
-    if not any(outcome.gave_up for outcome in outcomes):
-        return _OK
+            return end.code if isinstance(end.code, int) else 1
+        except ValidationError as error:
+            raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the recipe is not valid JSON: {error}") from error
+        except FileNotFoundError as error:
+            raise ConfigError(f"'{error.filename}': no such file") from error
+    if not any(run.gave_up for run in runs):
+        return 0
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
-    return _FAILED
+    return 1
 
 
 class _Reasons(logging.Handler):
@@ -132,19 +126,6 @@ def _logged_errors() -> Iterator[list[str]]:
         yield handler.reasons
     finally:
         olive.removeHandler(handler)
-
-
-@contextmanager
-def _recipe_errors() -> Iterator[None]:
-    """Turns Olive's errors about a recipe that it cannot read into `ConfigError`."""
-    try:
-        yield
-    except ValidationError as error:
-        raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the recipe is not valid JSON: {error}") from error
-    except FileNotFoundError as error:
-        raise ConfigError(f"'{error.filename}': no such file") from error
 
 
 def _problems(error: ValidationError) -> str:

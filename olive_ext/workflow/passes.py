@@ -1,9 +1,17 @@
-"""The pass type `OrtLMEvaluation`: measures a model and passes it on unchanged. Knows no other pass."""
+"""The pass type `OrtLMEvaluation`, which measures a model and passes it on unchanged, and the reports that travel with
+a model through a chain of passes: the table and bounds behind each measuring pass, the files next to the output model.
+
+Olive takes a pass that it ran before from its cache, without calling it; so tables and bounds hook the engine, not the
+pass, and are made from the reports among the model's additional files. Knows no other pass and no evaluator.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+import re
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,17 +23,19 @@ from olive.passes.pass_config import PassConfigParam
 from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
 from olive_ext.model.locate import read_outline
-from olive_ext.report import Report, write
+from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
-from olive_ext.run.gate import broken_bounds
-from olive_ext.workflow.current_run import running
+from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
+from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.metric_results import with_measurements
-from olive_ext.workflow.preflight import FINGERPRINT, parse
+from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse
 
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
+_REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
 
 
 def parameters() -> dict[str, Any]:
@@ -44,7 +54,7 @@ def parameters() -> dict[str, Any]:
 
 class OrtLMEvaluation(Pass):  # type: ignore[misc]
     """Scores a model with lm-eval tasks between or behind other passes; also composite models, which Olive gives to no
-    evaluator. report.json and report.md travel with the model as additional files; `pass_reports` reads them."""
+    evaluator. report.json and report.md travel with the model as additional files."""
 
     _accepts_composite_model = True
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
@@ -100,12 +110,12 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         if run is not None:
             report = replace(report, model={**report.model, PASSES: list(run.current)})
         output = _kept_whole(copy.deepcopy(model))
-        attributes = dict(output.model_attributes or {})
-        carried = [str(file) for file in attributes.get("additional_files") or []]
+        attributes = output.model_attributes or {}
+        carried = additional_files(attributes)
         with surfaced("the report cannot be kept with the model"):
             folder = Path(output_model_path)
             files = _write_beside(report, folder.parent if folder.suffix == ".onnx" else folder, carried)
-        output.model_attributes = {**attributes, "additional_files": sorted({*carried, *files})}
+        output.model_attributes = {**attributes, "additional_files": sorted({str(file) for file in (*carried, *files)})}
         if run is None and (lines := broken_bounds(settings.require, report.metrics)):
             raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
         return output
@@ -126,14 +136,13 @@ def _costs(settings: WorkflowSettings) -> list[str]:
     return [SIZE_ON_DISK] if is_resident else [SIZE_ON_DISK, TOKENS_PER_SECOND]
 
 
-def _write_beside(report: Report, folder: Path, carried: list[str]) -> list[str]:
+def _write_beside(report: Report, folder: Path, carried: list[Path]) -> list[Path]:
     """Writes the report under names that no file carried along has: a model may be measured more than once."""
-    taken = {Path(file).name for file in carried}
+    taken = {file.name for file in carried}
     paths = write(report, folder)
-    number = 1
-    while any(_numbered(path, number).name in taken for path in paths):
-        number += 1
-    return [str(path.replace(_numbered(path, number))) for path in paths]
+    numbers = (n for n in itertools.count(1) if taken.isdisjoint(_numbered(path, n).name for path in paths))
+    number = next(numbers)
+    return [path.replace(_numbered(path, number)) for path in paths]
 
 
 def _numbered(path: Path, number: int) -> Path:
@@ -142,3 +151,71 @@ def _numbered(path: Path, number: int) -> Path:
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value
+
+
+def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `Engine._run_pass`: behind a pass of ours come the table and the bounds."""
+    run = running.get()
+    if run is None:
+        return proceed()
+    name, run.current = given["pass_name"], run.made_by.get(given["input_model_id"], ())
+    config = engine.computed_passes_configs[name]
+    is_ours = is_our_pass(config.type)
+    with recorded_failures():
+        model_config, model_id = proceed()
+        run.made_by[model_id] = run.current if is_ours else (*run.current, name)
+        if is_ours and not isinstance(model_config, str):  # a text is the reason why the pass was left out
+            values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
+            settings = parse({name: value for name, value in values.items() if value is not None})
+            _finish(engine, run, f"passes.{name}", settings.require, (model_config, model_id))
+    return model_config, model_id
+
+
+def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, str]) -> None:
+    model_config, model_id = model
+    with surfaced("the chain cannot be written"):
+        reports = carried_reports(model_config.config)
+        found = chain_steps(reports)
+        if not run.is_search:
+            write_chain(found, run.artifacts)
+        print_cells(chain_table(found))
+    lines = broken_bounds(bounds, reports[-1].metrics)
+    if lines:
+        if not run.is_search:
+            engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)
+            refresh_reports(model_config.config, run.artifacts)
+        raise requirement_error(where, lines)
+
+
+def publish(engine: Any, run: Run, output: Any) -> None:
+    """Puts the output model's reports and its chain next to it, in place of those of an earlier run: Olive never
+    overwrites a file with one that travels with a model."""
+    best = output.get_best_candidate()
+    saved = engine.cache.load_model(best.model_id) if best is not None else None
+    if not saved:
+        return
+    with surfaced("the reports cannot be put beside the output model"):
+        reports = carried_reports(saved["config"])
+        if reports:
+            refresh_reports(saved["config"], run.artifacts)
+            write_chain(chain_steps(reports), run.artifacts)
+
+
+def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:
+    """The reports that travel with a model, in the order in which they were made."""
+    numbers = _report_files(model_config)
+    files = sorted((path for path in numbers if path.suffix == ".json"), key=numbers.__getitem__)
+    return [from_json(path.read_text(encoding="utf-8")) for path in files]
+
+
+def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
+    """Copies the reports that travel with a model into `folder`, over those of an earlier run."""
+    for path in _report_files(model_config):
+        if path.parent.resolve() != folder.resolve():
+            shutil.copy2(path, folder / path.name)
+
+
+def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:
+    """The reports among the files that travel with a model, each with its number in the chain."""
+    files = additional_files(model_config.get("model_attributes"))
+    return {path: int(found[1] or 1) for path in files if (found := _REPORT.fullmatch(path.name))}

@@ -17,14 +17,12 @@ from olive.systems.common import SystemType
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import contents, is_hub_name
-from olive_ext.run.measured_names import refuse_names
+from olive_ext.run.bounds import refuse_names
 from olive_ext.workflow.current_run import with_reference
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
 
 FINGERPRINT = "fingerprint"
 """The parameter that the pass adds to its own configuration."""
-
-USER_SCRIPT = Path(__file__).with_name("user_script.py")
 
 
 def is_ours(evaluator: Any) -> bool:
@@ -62,7 +60,7 @@ def refuse(engine: Any, input_model: Any) -> None:
                 f"own passes only; use the evaluator {EVALUATOR_TYPE} or a LocalSystem"
             )
         for where, evaluator in evaluators:
-            evaluator.user_script = evaluator.user_script or str(USER_SCRIPT)
+            evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
             _name_reference(evaluator, where)
 
 
@@ -107,8 +105,8 @@ def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
-    for name, configs in (engine.input_passes_configs or {}).items():
-        yield from ((name, config) for config in configs)
+    passes = engine.input_passes_configs or {}
+    return ((name, config) for name, configs in passes.items() for config in configs)
 
 
 def _refuse_missing_model(input_model: Any) -> None:

@@ -21,8 +21,7 @@ from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import run
-from olive_ext.workflow.pass_reports import run_pass
-from olive_ext.workflow.passes import OrtLMEvaluation
+from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]

@@ -77,7 +77,7 @@ class _Wrong:
 def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
     path = genai_export("llama", None)
     engine = open_engine(resolve(ModelSettings(model=str(path), execution_provider="cpu")))
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, OrtRunner)
     assert check_tree_batches(runner, VOCAB) is None
     assert "nats off" in (check_tree_batches(_Wrong(runner, is_failing=False), VOCAB) or "")

@@ -100,7 +100,7 @@ class ForwardEngine:
                 row = _logprobs((*request.tokens, *made))[-1] / wanted.sampling.temperature
                 token = int(torch.multinomial(row.softmax(0), 1, generator=generator))
             if token in wanted.stop_ids:
-                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID)
+                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID, stop_id=token)
             made.append(token)
             if wanted.is_finished is not None and wanted.is_finished(made):
                 return Result(tokens=tuple(made), finish_reason=FinishReason.STOPPED)

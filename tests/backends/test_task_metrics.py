@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.backends.task_loading import load_tasks
-from olive_ext.backends.task_metrics import declared_metrics, loaded_metrics
+from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import write_tasks
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import BENCH_OPTIONS, written_values
-from olive_ext.cli.parser import build_parser
 from olive_ext.config.bench import BenchConfig
 from tests.exports.quickstart import TASKS, exported, quantized
 

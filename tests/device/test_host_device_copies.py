@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.bench.profile import Node, Tensor, large_copies, read_runs
+from docs.benchmarks.ort_profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request, Sampling
@@ -84,6 +84,9 @@ def _draw(seed: int, length: int) -> tuple[int, ...]:
 
 SCORED = [Request(_draw(seed, length + 1), 7) for seed, length in ((1, 4 * STEP + 23), (2, STEP + 19), (3, STEP + 23))]
 PROMPTS = [_draw(seed, length) for seed, length in ((4, 5 * STEP + 23), (5, STEP + 19), (6, 2 * STEP + 23))]
+PROBES = 3 * 4
+"""Bytes of a log-probability behind each of three prompts, which shows that the output is finite."""
+
 GREEDY = [Request(prompt, 0, Generation(11)) for prompt in PROMPTS]
 SAMPLED = [Request(prompt, 0, Generation(11, sampling=Sampling(1.0, seed=1))) for prompt in PROMPTS]
 
@@ -150,7 +153,7 @@ def test_scoring_reads_4_bytes_a_target_and_8_a_row(device: str, graph: str, tmp
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_greedy_decoding_reads_8_bytes_a_token(device: str, graph: str, tmp_path: Path) -> None:
-    assert observe(device, graph, GREEDY, tmp_path, decode_ahead=False).host_bytes == 8 * 3 * 11
+    assert observe(device, graph, GREEDY, tmp_path, decode_ahead=False).host_bytes == 8 * 3 * 11 + PROBES
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -161,7 +164,7 @@ def test_steps_ahead_read_8_bytes_a_row_and_are_fed_no_token_by_the_host(
     """Behind three prompts 10 steps decode all three: the host gives the first one's tokens, and no others."""
     seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
     num_rows = 3 if device == "cpu" else NUM_SLOTS
-    assert seen.host_bytes == 8 * (3 + 10 * num_rows)
+    assert seen.host_bytes == 8 * (3 + 10 * num_rows) + PROBES
     assert [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)] == [True] + [False] * 9
     assert seen.counters["steps_ahead"] == 9
     if device != "cpu":  # nor does it on the way: what is copied to the device inside a run is no token
@@ -179,7 +182,7 @@ def test_the_check_of_tokens_fires_where_steps_wait_for_the_host(device: str, tm
 @pytest.mark.parametrize("device", DEVICES)
 def test_sampling_reads_the_logits_of_the_rows_it_draws_from(device: str, tmp_path: Path) -> None:
     seen = observe(device, "scoring_head", SAMPLED, tmp_path)
-    assert seen.host_bytes == 3 * 11 * (8 + 4 * VOCAB)
+    assert seen.host_bytes == 3 * 11 * (8 + 4 * VOCAB) + PROBES
     if device != "cpu":
         assert {tensor.kind for tensor in seen.crossed if is_large(tensor)} == {"float"}
         assert all(tensor.shape[-1] == VOCAB and tensor.shape[0] <= 3 for tensor in seen.crossed if is_large(tensor))

@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from olive_ext.bench.profile import Tensor
+from docs.benchmarks.ort_profile import Tensor
 
 
 @dataclass(frozen=True)

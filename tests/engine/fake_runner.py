@@ -79,6 +79,10 @@ class FakeRunner(Runner):
             self.capacity = self.capacity._replace(cells=cells)
             self._cells = [(GARBAGE, GARBAGE)] * cells
 
+    def release_memory(self) -> None:
+        self.capacity = Capacity(self.capacity.num_slots)
+        self._kv, self._behind, self._forks, self._ends, self._cells = [], [], [], [], []
+
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
 
@@ -221,17 +225,18 @@ def oracle(request: Request) -> Result:
     greedy = tuple(int(logits_of(tokens[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))
     if request.generation is None:
         return Result(logprobs, greedy)
-    generated, reason = _generate(tokens, request.generation, source)
-    return Result(logprobs, greedy, tuple(generated), reason)
+    return Result(logprobs, greedy, *_generate(tokens, request.generation, source))
 
 
-def _generate(tokens: list[int], generation: Generation, source: Source | None) -> tuple[list[int], FinishReason]:
+def _generate(
+    tokens: list[int], generation: Generation, source: Source | None
+) -> tuple[tuple[int, ...], FinishReason, int | None]:
     generated: list[int] = []
     while len(generated) < generation.max_new_tokens:
         token = int(logits_of(tokens + generated, source).argmax())
         if token in generation.stop_ids:
-            return generated, FinishReason.STOP_ID
+            return tuple(generated), FinishReason.STOP_ID, token
         generated.append(token)
         if generation.is_finished and generation.is_finished(generated):
-            return generated, FinishReason.STOPPED
-    return generated, FinishReason.LENGTH
+            return tuple(generated), FinishReason.STOPPED, None
+    return tuple(generated), FinishReason.LENGTH, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.runners.base import Capacity
 from olive_ext.engine.step import Batching
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
@@ -197,6 +199,40 @@ def test_run_continuous_reads_ahead_only_one_window() -> None:
 
     next(iter(engine.run_continuous(source())))  # type: ignore[arg-type]
     assert len(pulled) <= 32
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int) -> None:
+    """The source gives the next request only when it has seen the result before."""
+    requests = [Request((number, 1), 0, Generation(3)) for number in range(5)]
+    found: dict[int, Result] = {}
+
+    def source() -> Iterator[tuple[int, Request] | None]:
+        yield None
+        for number, request in enumerate(requests):
+            yield number, request
+            while number not in found:
+                yield None
+
+    engine = Engine(FakeRunner(num_slots, Batching.RANGE), 4)
+    for key, result in engine.run_continuous(source()):
+        assert isinstance(key, int)
+        found[key] = result
+    for number, request in enumerate(requests):
+        assert_equal(found[number], oracle(request))
+
+
+@given(calls=st.lists(requests_of(max_sources=1), min_size=2, max_size=3), has_tree_batches=st.booleans())
+def test_released_memory_is_allocated_anew_and_changes_no_result(
+    calls: list[list[Request]], has_tree_batches: bool
+) -> None:
+    runner = FakeRunner(2, Batching.RANGE, has_tree_batches=has_tree_batches)
+    engine = Engine(runner, 4)
+    for requests in calls:
+        for found, request in zip(engine.run(requests), requests, strict=True):
+            assert_equal(found, oracle(request))
+        engine.release_memory()
+        assert runner.capacity == Capacity(2)
 
 
 def test_empty_call_gives_empty_list() -> None:

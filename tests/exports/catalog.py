@@ -136,6 +136,7 @@ CATALOG: dict[str, Recipe] = {
         kv_dtype="fp8",
         not_on_cpu=_NO_FP8,
     ),
+    "llama-genai-0.18-int4-cuda": _genai("llama", GENAI_18, "int4", "cuda"),
     "llama-genai-0.18-paged-cuda": _genai(
         "llama", GENAI_18, "fp16", "cuda", "use_paged_attention=true", not_on_cpu=_NO_PAGED
     ),

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.scoring_head import add_scoring_head
+from olive_ext.graph.scoring_head import HeadOutputs, add_scoring_head
 from tests.graph import layers
 from tests.graph.heads import H, V
 from tests.graph.layers import FF, flat_layer, layer
@@ -182,7 +182,7 @@ def test_nothing_moves_where_the_caller_has_a_reason():
 
 def test_rows_of_logits_are_exposed_behind_moved_layers():
     model = layer(layers.skip_norms)
-    exposing = add_scoring_head(model, "logits", exposes_rows=True)
+    exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True))
     assert len(exposing.late_products) == 4
     chosen = picks(4, 6, 2)
     logits = session(model).run(["logits"], feeds(model))[0]

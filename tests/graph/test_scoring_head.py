@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.scoring_head import TokenForm, add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, add_scoring_head, check_scoring, scoring_graph
 from tests.graph import heads
 from tests.graph.heads import H, V, decoder
 
@@ -271,7 +271,7 @@ def test_rows_of_logits_are_exposed_on_request(build, counts):
     logits = session(model).run(["logits"], feeds(model))[0]
     chosen = picks(*counts)
     wanted = logits.reshape(-1, V)[chosen["score_rows"] if counts[0] else [0]]
-    exposing = add_scoring_head(model, "logits", exposes_rows=True).model
+    exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True)).model
     onnx.checker.check_model(exposing)
     names = [*OUTPUTS, "score_logits"]
     assert [output.name for output in exposing.graph.output][-4:] == names
@@ -286,7 +286,7 @@ def test_rows_of_logits_are_exposed_on_request(build, counts):
 def test_greedy_tokens_come_back_in_the_form_of_the_token_input(form, counts):
     model = decoder(heads.gemm)
     chosen = picks(*counts)
-    edited = add_scoring_head(model, "logits", tokens=form).model
+    edited = add_scoring_head(model, "logits", HeadOutputs(tokens=form)).model
     onnx.checker.check_model(edited)
     greedy, tokens = session(edited).run(["greedy_ids", "next_ids"], {**feeds(model), **chosen})
     assert tokens.dtype == {6: np.int32, 7: np.int64}[form.elem_type]

@@ -57,7 +57,7 @@ def test_missing_genai_names_what_to_install() -> None:
         "import sys; sys.modules['onnxruntime_genai'] = None\n"
         "from pathlib import Path\n"
         "from olive_ext.config import ModelSettings\n"
-        "from olive_ext.engine.runners.genai.genai_model import open_genai_runner\n"
+        "from olive_ext.engine.runners.genai.genai_runner import open_genai_runner\n"
         "from olive_ext.model import ModelFiles, Provider, ResolvedModel\n"
         "files = ModelFiles(Path('m.onnx'), Path('.'), {'model': {'decoder': {'filename': 'm.onnx'}}}, {}, '.')\n"
         "settings, came_up = ModelSettings(model='m.onnx'), (Provider('CPUExecutionProvider', 'cpu'),)\n"

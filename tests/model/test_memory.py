@@ -1,9 +1,9 @@
-"""Free memory of devices: the host's as it is, CUDA devices' through a management library that is made up."""
+"""Free memory of devices: the host's as it is, CUDA devices' through a runtime that is made up, or the real one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
+import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -13,112 +13,79 @@ from olive_ext.model import available_providers
 from olive_ext.model.free_memory import Memory, UnmeasuredError, cuda_reader, memory_of
 
 GIB = 2**30
-SAME, MIXED = ("H200", "H200", "H200"), ("T4", "H200", "T4")
+INVALID_DEVICE = 101
 
 
-class NVMLError(Exception):
-    """As the library's own."""
+class Function:
+    """A function of the runtime; ctypes' ones carry the type of their result."""
+
+    restype: Any = None
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
 
 
-class Found:
-    """What the library returns of one device's memory."""
+class FakeRuntime:
+    """Two devices; device n has n + 1 GiB free of 8. The caller's own device is 1."""
 
-    def __init__(self, free: int, total: int) -> None:
-        self.free, self.total, self.used = free, total, total - free
-
-
-class FakeNvml(ModuleType):
-    """Devices numbered by bus: device n has n + 1 GiB free of 8 and the UUID "GPU-n000". A handle is that number, or
-    the name of a part of a divided device."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, names: tuple[str, ...], divided: tuple[int, ...] = (), broken: str = "") -> None:
-        super().__init__("pynvml")
-        self.names, self.divided, self.broken = names, divided, broken
+    def __init__(self) -> None:
+        self.present = 1
         self.taken = 0
+        self.cudaGetErrorString = Function(lambda status: b"invalid device ordinal")
 
-    def nvmlInit(self) -> None:
-        if self.broken:
-            raise NVMLError(self.broken)
+    def cudaGetDevice(self, number: Any) -> int:
+        number._obj.value = self.present
+        return 0
 
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.names)
+    def cudaSetDevice(self, number: ctypes.c_int) -> int:
+        if number.value > 1:
+            return INVALID_DEVICE
+        self.present = number.value
+        return 0
 
-    def nvmlDeviceGetHandleByIndex(self, place: int) -> int:
-        return place
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
-        if name != "MIG-a":
-            raise NVMLError("Not Found")
-        return name
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return self.names[handle]
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}000"
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
-        if self.names[handle] == "T4":
-            raise NVMLError("Not Supported")
-        return [int(handle in self.divided), 0]
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Found:
-        free = GIB // 2 if handle == "MIG-a" else (handle + 1) * GIB - self.taken
-        return Found(free, 8 * GIB)
+    def cudaMemGetInfo(self, free: Any, total: Any) -> int:
+        free._obj.value, total._obj.value = (self.present + 1) * GIB - self.taken, 8 * GIB
+        return 0
 
 
-def free(index: int, nvml: ModuleType, **environment: str) -> float:
-    """GiB."""
-    return cuda_reader(index, nvml, environment)().free / GIB
-
-
-def test_memory_is_read_anew_each_time() -> None:
-    nvml = FakeNvml(SAME)
-    read = cuda_reader(1, nvml, {})
-    assert read() == Memory(2 * GIB, 8 * GIB)
-    nvml.taken = GIB
+def test_memory_is_read_anew_each_time_and_the_present_device_stays() -> None:
+    runtime = FakeRuntime()
+    read = cuda_reader(0, lambda name: runtime)
     assert read() == Memory(GIB, 8 * GIB)
+    runtime.taken = GIB // 2
+    assert read() == Memory(GIB // 2, 8 * GIB)
+    assert runtime.present == 1
 
 
-@pytest.mark.parametrize(
-    ("visible", "index", "expected"),
-    [
-        ("2,0", 0, 3),
-        ("2, 0", 1, 1),
-        ("GPU-1000", 0, 2),
-        ("GPU-2,GPU-1", 1, 2),  # beginnings of UUIDs
-        ("MIG-a", 0, 0.5),
-    ],
-)
-def test_numbers_are_those_that_cuda_counts(visible: str, index: int, expected: float) -> None:
-    assert free(index, FakeNvml(SAME), CUDA_VISIBLE_DEVICES=visible) == expected
+def test_a_device_that_is_not_there_has_the_runtimes_reason() -> None:
+    runtime = FakeRuntime()
+    with pytest.raises(UnmeasuredError, match=r"CUDA says 'invalid device ordinal' \(101\)"):
+        cuda_reader(2, lambda name: runtime)()
+    assert runtime.present == 1
 
 
-@pytest.mark.parametrize(
-    ("nvml", "index", "environment", "reason"),
-    [
-        (FakeNvml(SAME), 3, {}, "3 CUDA devices are visible, 3 is not"),
-        (FakeNvml(SAME), 0, {"CUDA_VISIBLE_DEVICES": ""}, "0 CUDA devices are visible"),
-        (FakeNvml(SAME), 1, {"CUDA_VISIBLE_DEVICES": "0,-1,2"}, "1 CUDA devices are visible"),
-        (FakeNvml(SAME), 0, {"CUDA_VISIBLE_DEVICES": "7"}, "names 7, which is missing"),
-        (FakeNvml(SAME), 0, {"CUDA_VISIBLE_DEVICES": "MIG-b"}, "NVML says 'Not Found'"),
-        (FakeNvml(SAME, divided=(0,)), 0, {}, "divided"),
-        (FakeNvml(MIXED), 0, {}, "CUDA_DEVICE_ORDER"),
-        (FakeNvml(SAME, broken="Driver Not Loaded"), 0, {}, "NVML says 'Driver Not Loaded'"),
-    ],
-)
-def test_what_cannot_be_measured_has_a_reason(
-    nvml: FakeNvml, index: int, environment: Mapping[str, str], reason: str
-) -> None:
-    with pytest.raises(UnmeasuredError, match=reason):
-        cuda_reader(index, nvml, environment)
+def test_the_newest_runtime_that_loads_is_taken() -> None:
+    tried = []
+
+    def load(name: str) -> FakeRuntime:
+        tried.append(name)
+        if "13" in name:
+            raise OSError(name)
+        return FakeRuntime()
+
+    assert cuda_reader(1, load)() == Memory(2 * GIB, 8 * GIB)
+    assert tried == ["libcudart.so.13", "libcudart.so.12"]
 
 
-def test_devices_of_several_kinds_are_told_apart_by_bus_or_uuid() -> None:
-    assert free(1, FakeNvml(MIXED), CUDA_DEVICE_ORDER="PCI_BUS_ID") == 2
-    assert free(0, FakeNvml(MIXED), CUDA_VISIBLE_DEVICES="GPU-2000") == 3
+def test_without_a_runtime_the_reason_names_it() -> None:
+    def load(name: str) -> Any:
+        raise OSError(name)
+
+    with pytest.raises(UnmeasuredError, match="libcudart"):
+        cuda_reader(0, load)
 
 
 def test_host_memory_is_what_the_system_says() -> None:

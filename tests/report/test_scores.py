@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from olive_ext.report import Metric, Report, chain_markdown, print_chain, write_chain
+from olive_ext.report import Metric, Report, chain_markdown, print_cells, write_chain
 from olive_ext.report.scores import chain_steps as steps
 from olive_ext.report.scores import chain_table
 
@@ -61,5 +61,5 @@ def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
 
 def test_printed_table_has_every_step() -> None:
     file = io.StringIO()
-    print_chain(steps(CHAIN), file)
+    print_cells(chain_table(steps(CHAIN)), file)
     assert all(name in file.getvalue() for name in ("input model", "float -> int4", "kl_mean", "0.0125"))

@@ -76,3 +76,16 @@ def test_divergence_alone_is_enough() -> None:
     assert verdict(Comparison({}, (still,))).line == (
         "no loss found: KL 0.012 nats, top-1 agreement 97.1 % (200 documents)"
     )
+
+
+def test_distance_that_is_no_number_is_never_no_loss() -> None:
+    whole = divergence("choice")
+    broken = replace(whole, kl=replace(whole.kl, mean=float("nan")))
+    found = verdict(Comparison({}, (broken,), (outcome(),)))
+    assert (found.kind, found.line.split(":")[0]) == ("cannot_tell", "cannot tell")
+    assert "non-finite KL of choice" in found.line
+
+
+def test_difference_that_is_no_number_is_never_no_loss() -> None:
+    found = verdict(Comparison({}, (), (outcome(difference=float("nan")),)))
+    assert found.kind == "cannot_tell"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.config import EvaluationConfig
 from olive_ext.engine.requests import Request, Result
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
@@ -119,9 +120,11 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    reference_kind = "onnx"
+    other = SimpleNamespace(kind="onnx")
+    progress = False
 
-    def __init__(self, candidate: Any) -> None:
+    def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
+        self.config = config
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
@@ -130,7 +133,7 @@ class TwoModels:
         self.opened.append("reference")
         return OrtLM(session=NetSession(model()), observer=observer)
 
-    def candidate(self, observer: Observer | None) -> Any:
+    def candidate(self, observer: Observer | None = None) -> Any:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
 

@@ -35,7 +35,7 @@ class FakeEngine:
         self.context_length = context_length
         self.counters = FakeCounters()
         self.requests: list[Request] = []
-        self.num_closed = self.num_resets = self.num_open_iterators = 0
+        self.num_closed = self.num_resets = self.num_released = self.num_open_iterators = 0
         self._answers = dict(answers or {})
         self._slots = slots
 
@@ -46,8 +46,8 @@ class FakeEngine:
                 on_result(index, results[index])
         return results
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        source = iter(items)
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        source = (item for item in items if item is not None)
         self.num_open_iterators += 1
         try:
             while batch := list(islice(source, self._slots)):
@@ -58,6 +58,9 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.num_resets += 1
+
+    def release_memory(self) -> None:
+        self.num_released += 1
 
     def close(self) -> None:
         self.num_closed += 1
@@ -82,7 +85,7 @@ class FakeEngine:
         tokens: list[int] = []
         for token in self._answers.get(request.tokens, request.tokens):
             if token in generation.stop_ids:
-                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID)
+                return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=token)
             tokens.append(token)
             if generation.is_finished is not None and generation.is_finished(tokens):
                 return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOPPED)

@@ -10,9 +10,9 @@ import pytest
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.session import Session
-from olive_ext.text import GenerationRequest, ScoringRequest
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine
 from tests.text.tiny import byte_level
 

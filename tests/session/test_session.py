@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
-from olive_ext.text import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine, naive
 from tests.text.tiny import BOS, EOS, TEMPLATE, byte_level
 
@@ -224,11 +224,27 @@ def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
         lambda: session.loglikelihood([("a", "b")]),
         lambda: session.loglikelihood_rolling([]),
         session.gc,
+        session.release_memory,
         session.describe_execution,
         lambda: session.counters,
     ):
         with pytest.raises(SessionError, match="the session is closed"):
             use()
+
+
+def test_stream_reads_on_behind_none_and_released_memory_is_the_engines() -> None:
+    session = make_session()
+    items = [None, (0, GenerationRequest("a", max_new_tokens=2)), None, (1, "the")]
+    assert {key for key, _ in session.generate_continuous(items)} == {0, 1}
+    session.release_memory()
+    assert engine_of(session).num_released == 1
+
+
+def test_output_names_the_stop_id_that_ended_it() -> None:
+    session = make_session()
+    ended, cut = session.generate([GenerationRequest([9, EOS, 8]), GenerationRequest([9, 8], max_new_tokens=1)])
+    assert (ended.tokens, ended.stop_id) == ((9,), EOS)
+    assert cut.stop_id is None
 
 
 def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:

@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
-from olive_ext.text.conversion import Window, fit_prompt, target_windows
+from olive_ext.text.conversion import fit_prompt, target_windows
 
 TOKENS = st.lists(st.integers(0, 9), max_size=60)
 CONTEXT = st.lists(st.integers(10, 19), min_size=1, max_size=40)
@@ -19,7 +20,7 @@ MAX_LENGTH = st.integers(1, 20)
 @example(tokens=[1, 2, 3, 4], max_length=2)
 def test_target_windows_equals_lm_eval_rolling_when_context_is_one_token(tokens: list[int], max_length: int) -> None:
     pairs = [make_disjoint_window(pair) for pair in get_rolling_token_windows(tokens, 99, max_length, 1)]
-    theirs = [Window((*context, *target), len(target)) for context, target in pairs]
+    theirs = tuple(Request((*context, *target), len(target)) for context, target in pairs)
     assert target_windows([99], tokens, max_length) == theirs
 
 
@@ -41,8 +42,8 @@ def test_target_windows_is_hflm_truncation_when_the_target_fits(
     context: list[int], target: list[int], max_length: int
 ) -> None:
     if len(target) <= max_length:
-        expected = Window(tuple((context + target)[-(max_length + 1) :]), len(target))
-        assert target_windows(context, target, max_length) == [expected]
+        expected = Request(tuple((context + target)[-(max_length + 1) :]), len(target))
+        assert target_windows(context, target, max_length) == (expected,)
 
 
 def test_fit_prompt_keeps_the_end_when_the_prompt_is_too_long() -> None:

@@ -16,7 +16,7 @@ from olive_ext.config import PASS_TYPE
 from olive_ext.errors import ConfigError, RequirementError, RunError
 from olive_ext.report import Report, write
 from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.pass_reports import carried_reports, publish, refresh_reports, run_pass
+from olive_ext.workflow.passes import carried_reports, publish, refresh_reports, run_pass
 from olive_ext.workflow.registration import wrap_once
 from tests.workflow.recipes import REPORT
 

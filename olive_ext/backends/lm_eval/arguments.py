@@ -60,16 +60,22 @@ class OrtLMArguments(OpenSettings):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sampled generation. Every repeat of a request draws from its own stream."""
 
-    @field_validator("batch_size", mode="before")
-    @classmethod
-    def _read_number(cls, value: Any) -> Any:
-        return _number(value)
+    _read_number = field_validator("batch_size", mode="before")(_number)
 
     @classmethod
-    def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any]) -> Self:
-        """From what `OrtLM` is called with. Raises `ConfigError`."""
+    def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any], *, has_session: bool) -> Self:
+        """From what `OrtLM` is called with. Raises `ConfigError`, also for arguments that contradict each other."""
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
-        return cls.parse({"pretrained": path, **arguments}, where="OrtLM")
+        given = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
+        if has_session == (given.pretrained is not None):
+            raise ConfigError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
+        opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
+        idle = sorted(given.model_fields_set & opening) if has_session else []
+        if idle:
+            raise ConfigError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
+        if given.enable_thinking and given.think_end_token is None:
+            raise ConfigError("OrtLM: 'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
+        return given
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:
         """What `session.opening.open_model` takes. A model of which only the path is known is looked for."""
@@ -78,17 +84,6 @@ class OrtLMArguments(OpenSettings):
         else:
             model = resolve(ModelSettings(model=str(pretrained), **self.opening()))
         return model, self.reference, self.record_to
-
-    def check(self, *, has_session: bool) -> None:
-        """Raises `ConfigError` for arguments that contradict each other."""
-        if has_session == (self.pretrained is not None):
-            raise ConfigError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
-        opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
-        idle = sorted(self.model_fields_set & opening) if has_session else []
-        if idle:
-            raise ConfigError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
-        if self.enable_thinking and self.think_end_token is None:
-            raise ConfigError("OrtLM: 'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
 
     def opening(self) -> dict[str, Any]:
         """The settings of opening the model that were given."""

@@ -34,6 +34,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 _KNOWN = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length"})
 
+_GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+"""The settings of sampling, with the values that a greedy generation has."""
+
 
 @dataclass(frozen=True)
 class GenerationSettings:
@@ -57,14 +60,18 @@ class GenerationSettings:
         until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
         if not all(isinstance(stop, str) for stop in until):
             raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
-        is_sampled = bool(kwargs["do_sample"])
+        if kwargs["max_gen_toks"] < 1:
+            raise TaskError(f"generation setting 'max_gen_toks' = {kwargs['max_gen_toks']}: give a positive integer")
+        unread = () if kwargs["do_sample"] else _GREEDY
+        given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
+        sampling = {**_GREEDY, "seed": seed, **given}
         return cls(
-            max_gen_toks=_positive("max_gen_toks", kwargs["max_gen_toks"]),
+            max_gen_toks=kwargs["max_gen_toks"],
             until=tuple(stop for stop in until if stop),
-            temperature=float(kwargs.get("temperature") or 0.0) if is_sampled else 0.0,
-            top_p=float(_given(kwargs.get("top_p"), 1.0)) if is_sampled else 1.0,
-            top_k=int(_given(kwargs.get("top_k"), 0)) if is_sampled else 0,
-            seed=int(_given(kwargs.get("seed"), seed)),
+            temperature=float(sampling["temperature"]),
+            top_p=float(sampling["top_p"]),
+            top_k=int(sampling["top_k"]),
+            seed=int(sampling["seed"]),
             max_length=kwargs.get("max_length"),
         )
 
@@ -126,16 +133,6 @@ class Thinking:
     def _special_id(self, text: str) -> int | None:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
-
-
-def _given(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise TaskError(f"generation setting '{name}' = {value}: give a positive integer")
-    return value
 
 
 def _stream(seed: int, prompt: Sequence[int], repeat: int) -> int:

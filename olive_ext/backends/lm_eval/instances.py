@@ -1,6 +1,6 @@
-"""lm-eval's requests (its `Instance`s) on their way to a session: by type, in slices, under a progress bar.
+"""lm-eval's requests (its `Instance`s) on their way to a session: answered where known, encoded in slices, observed.
 
-Knows no model, no tokenizer and no session.
+Knows no model and no session.
 """
 
 from __future__ import annotations
@@ -11,18 +11,27 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
+from lm_eval.api.model import TemplateLM
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.text.requests import GenerationRequest
+from olive_ext.text.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
+Method = TypeVar("Method", bound=Callable[..., list[Any]])
 
-Key = tuple[str, str] | None
-TokenRequest = tuple[Key, Sequence[int], Sequence[int]]
+Observer = Callable[[Any, Any, Any], None]
+"""Called with lm-eval's request, the session's request for it (of `olive_ext.text.requests`), and its output."""
+
+KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
+"""Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
+
+TokenRequest = tuple[tuple[str, str] | None, Sequence[int], Sequence[int]]
 """lm-eval's cache key, context ids and target ids."""
 
 Answer = tuple[float, bool]
@@ -40,6 +49,33 @@ class PendingGeneration:
     settings: GenerationSettings
     request: GenerationRequest
     owners: list[int]
+
+
+class CompletePairs(TemplateLM):  # type: ignore[misc]
+    """A mix-in for models of lm-eval: its rule for a context and its continuation, and ours where that leaves a side
+    without tokens."""
+
+    _text: Tokenizer
+    """The tokenizer, with the model's own settings."""
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """HFLM's cut; where that leaves one side without tokens, a cut before the token that spans the join."""
+        if context:
+            pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+            if all(pair):
+                return pair
+        return self._text.encode_pair(context, continuation)
+
+
+def known_answers_first(method: Method) -> Method:
+    """A request method of `OrtLM` that lets the model's `known_answers`, where there are any, answer before it."""
+
+    @wraps(method)
+    def answer(lm: Any, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        ask = partial(method, lm, disable_tqdm=disable_tqdm)
+        return ask(requests) if lm.known_answers is None else lm.known_answers(requests, ask)
+
+    return cast(Method, answer)
 
 
 def encoded_slices(

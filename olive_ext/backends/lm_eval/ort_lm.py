@@ -6,12 +6,13 @@ Knows no engine and no provider.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
@@ -19,18 +20,19 @@ from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
-from olive_ext.backends.lm_eval.hooks import KnownAnswers, Observer, ignore_output, known_answers_first
-from olive_ext.backends.lm_eval.identity import answers_key
 from olive_ext.backends.lm_eval.instances import (
     CERTAIN,
     Answer,
+    CompletePairs,
+    KnownAnswers,
+    Observer,
     PendingGeneration,
     TokenRequest,
     encoded_slices,
+    known_answers_first,
     progress_bar,
 )
-from olive_ext.backends.package_versions import versions
-from olive_ext.backends.pair_encoding import CompletePairs
+from olive_ext.backends.package_versions import RUNTIMES, versions
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -49,8 +51,7 @@ class OrtLM(CompletePairs):
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
     to close. The other arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
 
-    `observer(asked, request, output)` is called once for every request of lm-eval that is not certain by itself, in any
-    order: with lm-eval's request, what the session was asked for it, and what it answered.
+    `observer` is called once for every request of lm-eval that is not certain by itself, in any order.
     """
 
     def __init__(
@@ -62,20 +63,22 @@ class OrtLM(CompletePairs):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self.observer = observer or ignore_output
+        self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.of(pretrained, arguments)
-        given.check(has_session=session is not None)
+        given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._arguments = given
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
         if self._encoding is not None:
-            self._refuse_features()
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
+            if self._encoding.takes_features:
+                self._refuse_features()
         self.resolved = self._session.model  # None around an engine that a caller made, which counts as "onnx"
         self.kind = "onnx" if self.resolved is None else self.resolved.kind
+        self.max_gen_toks = given.max_gen_toks
+        self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -96,13 +99,12 @@ class OrtLM(CompletePairs):
         return type(self)(session=session, observer=observer, **self._arguments.asking())
 
     def _refuse_features(self) -> None:
-        if self._encoding is not None and self._encoding.takes_features:
-            model = self.session.describe_execution().get("model")
-            self.close()
-            raise TaskError(
-                f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
-                "through olive_ext.open(...)"
-            )
+        model = self.session.describe_execution().get("model")
+        self.close()
+        raise TaskError(
+            f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
+            "through olive_ext.open(...)"
+        )
 
     def close(self) -> None:
         """Lets the session go, and closes it where this model opened it. May be called again."""
@@ -120,16 +122,6 @@ class OrtLM(CompletePairs):
     def max_length(self) -> int:
         """The most tokens the model sees at once."""
         return self.session.max_length
-
-    @property
-    def max_gen_toks(self) -> int:
-        """Tokens generated at most where a task names no number."""
-        return self._arguments.max_gen_toks
-
-    @property
-    def batch_size(self) -> int | str:
-        """As asked for; `get_model_info()` has the number in use."""
-        return self._arguments.batch_size
 
     @property
     def eot_token_id(self) -> int | None:
@@ -161,10 +153,6 @@ class OrtLM(CompletePairs):
         if self._arguments.enable_thinking is not None:
             options["enable_thinking"] = self._arguments.enable_thinking
         return self._text.render_chat(chat_history, add_generation_prompt, **options)
-
-    @property
-    def pair_tokenizer(self) -> Tokenizer:
-        return self._text
 
     @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
@@ -212,8 +200,9 @@ class OrtLM(CompletePairs):
             if instances:
                 self.observer(instances[scored[at]], asked[at], output)
 
-        for index in sorted(set(range(len(requests))).difference(scored)):
-            keep(index, CERTAIN)
+        for index, (_, _, target) in enumerate(requests):
+            if not target:
+                keep(index, CERTAIN)
         self.session.loglikelihood(asked, on_result=take)
         return answers
 
@@ -286,15 +275,24 @@ class OrtLM(CompletePairs):
             "execution": self.session.describe_execution(),
         }
 
-    @cached_property
+    @property
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
     def answers_key(self) -> str:
-        """Digest (16 hex digits) of all that decides an answer besides the request: model, runtime and arguments."""
+        """Digest (16 hex digits) of all that decides an answer besides the request: the model's content (its path where
+        that is unknown), how it runs, and arguments. The key of caches of answers."""
         execution = self.session.describe_execution()
-        return answers_key(self.content_hash, execution, self.max_length, self._arguments.deciding())
+        facts = {
+            "model": self.content_hash or execution.get("model"),
+            "adapters": sorted(execution.get("adapters", {}).values()),
+            "providers": execution.get("providers"),
+            "max_length": self.max_length,
+            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
+            **self._arguments.deciding(),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)

@@ -17,9 +17,9 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error, is_ort_error
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner, named_ort_failures
 from olive_ext.engine.step import LogitsRow, Row, Step
-from olive_ext.errors import ConfigError, MemoryShortageError, RunError, first_line
+from olive_ext.errors import ConfigError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.model import open_session, resolve_providers
 from olive_ext.model.types import SourceKind
@@ -106,16 +106,9 @@ class Divergence:
         return self._graphs[key]
 
     def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        try:
+        num_rows, vocab_size = shape_of(next(iter(rows.values())))
+        with named_ort_failures(f"to compare {num_rows} rows of {vocab_size} logits"):
             found = graph.run(rows, arrays)
-        except Exception as error:
-            if not is_ort_error(error):
-                raise
-            kind = MemoryShortageError if is_memory_error(error) else RunError
-            shape = shape_of(next(iter(rows.values())))
-            raise kind(
-                f"ONNX Runtime failed to compare {shape[0]} rows of {shape[1]} logits: {first_line(error)}"
-            ) from error
         self.host_bytes += sum(array.nbytes for array in found.values())
         return found
 
@@ -133,7 +126,8 @@ class _RowsGraph:
         """All outputs, on the host."""
         placed = {name: self._place(value) for name, value in rows.items()}
         num_rows, vocab_size = shape_of(next(iter(placed.values())))
-        step = self._rows_at_once(num_rows, vocab_size)
+        most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
+        step = max(1, most // (4 * vocab_size)) if self._device.has_pointers else num_rows
         parts = []
         for start in range(0, num_rows, step):
             stop = min(num_rows, start + step)
@@ -149,12 +143,6 @@ class _RowsGraph:
         return {
             name: np.concatenate(column) for name, column in zip(self._names, zip(*parts, strict=True), strict=True)
         }
-
-    def _rows_at_once(self, num_rows: int, vocab_size: int) -> int:
-        if not self._device.has_pointers:
-            return num_rows
-        most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
-        return max(1, most // (4 * vocab_size))
 
     def _place(self, rows: LogitRows) -> LogitRows:
         """The rows where this graph runs; what another device holds goes through the host."""

@@ -16,11 +16,9 @@ import numpy as np
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.requests import Notes, Request, Result, Source
 from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
-from olive_ext.engine.step import Batching, IntArray, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
-
-UNLIMITED = 2**31
 
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
 """Each allows what those before it allow."""
@@ -75,6 +73,9 @@ class Tap(ABC):
     def describe(self) -> Mapping[str, Any]:
         """Facts for `describe_execution`."""
         return {}
+
+    def release_memory(self) -> None:  # noqa: B027
+        """As `Runner.release_memory`, for a model of the tap's own."""
 
     def close(self) -> None:  # noqa: B027
         """Releases the tap's memory."""
@@ -163,6 +164,9 @@ class ResidentTap(Tap):
 
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", **self._reference.describe()}}
+
+    def release_memory(self) -> None:
+        self._reference.release_memory()
 
     def close(self) -> None:
         self._reference.close()

@@ -92,6 +92,11 @@ class Runner(ABC):
             raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
 
     @abstractmethod
+    def release_memory(self) -> None:
+        """Frees what has grown with use: KV caches, captured steps, kept encoder outputs, the allocator's spare memory.
+        The weights stay, and `reserve` makes room again."""
+
+    @abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """Facts of the opened model for `describe_execution`."""
 

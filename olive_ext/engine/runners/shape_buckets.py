@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from olive_ext.engine.oom_split import halve, joined
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.base import Capacity, Runner
-from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 
@@ -65,7 +64,7 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 class BucketedRunner(Runner):
     """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no branches.
+    steps that decode, the others in any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
@@ -108,8 +107,9 @@ class BucketedRunner(Runner):
         """In several steps where the slot has no room for what would be added to one."""
         padded = self.padded(step)
         if padded is None:
-            first, second = _halves(step)
-            return joined(self.run(first), self.run(second))
+            halves = halve(step, Batching.SINGLE)
+            assert halves is not None, "a step of one token fits wherever its tokens do"
+            return joined(self.run(replace(halves[0], copies=step.copies)), self.run(halves[1]))
         if self._is_shaped(step):
             self._note(shape_of(padded))
         output = self._inner.run(padded)
@@ -138,6 +138,12 @@ class BucketedRunner(Runner):
             width=self.capacity.positions,
         )
 
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self._inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
+
     def describe(self) -> Mapping[str, Any]:
         """How many shapes were run beforehand in how many seconds, and how many were met later."""
         facts = {
@@ -158,14 +164,12 @@ class BucketedRunner(Runner):
         for step in self._every():
             padded = self.padded(step)
             assert padded is not None
-            if shape_of(padded) in self._warmed:
-                continue
-            try:
-                self._inner.run(padded)
-            except MemoryShortageError as error:
-                logger.warning("%s; steps of this shape are not run beforehand", error)
-            else:
-                self._warmed.add(shape_of(padded))
+            if (shape := shape_of(padded)) not in self._warmed:
+                try:
+                    self._inner.run(padded)
+                    self._warmed.add(shape)
+                except MemoryShortageError as error:
+                    logger.warning("%s; steps of this shape are not run beforehand", error)
         self._seconds += time.perf_counter() - begin
 
     def _every(self) -> Iterator[Step]:
@@ -197,20 +201,9 @@ def shape_of(step: Step) -> Shape:
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
-    """A step of that shape at the beginning of the first slots."""
-    return Step(
-        tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows)),
-        (LogitsRow(0, 0),) * reads,
-        ((0, PADDING),) * reads,
-        (0,) * samples,
-    )
-
-
-def _halves(step: Step) -> tuple[Step, Step]:
-    halves = halve(step, Batching.SINGLE)
-    assert halves is not None, "a step of one token fits wherever its tokens do"
-    first, second = halves
-    return replace(first, copies=step.copies), second
+    """A step that is padded to that shape, at the beginning of the first slots."""
+    filled = tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows))
+    return Step(filled, targets=((0, PADDING),) * reads, samples=(0,) * samples)
 
 
 def _up_to(number: int) -> tuple[int, ...]:

@@ -23,10 +23,14 @@ TOLERANCE, MOST = 0.02, 0.3
 sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
 the same tokens one by one makes, up to `MOST`."""
 
+TARGETS = (0, 1, 2, 3)
+"""Tokens whose log-probabilities are compared, behind each text."""
 
 TEXT_TOKENS = 5
-TEXT_TARGETS = ((0, 0), (0, 1), (0, 2), (0, 3))
-"""Tokens of a text that is scored in padded steps, and the targets behind it: (logits row, token)."""
+"""Tokens of a text that is scored in padded steps."""
+
+STEM, SUFFIX = 5, 4
+"""Tokens of the tree's stem, and of each of its two ends."""
 
 ATTENDED_TOLERANCE = 0.05
 """Of attended values around 1: the wrong shader is off by 0.1 and more."""
@@ -38,12 +42,6 @@ HEAD_SIZE = 16
 OpenGraph = Callable[[bytes], Any]
 _FLOAT = 1
 """ONNX's element type."""
-
-STEM, SUFFIX = 5, 4
-"""Tokens of the tree's stem, and of each of its two ends."""
-
-TARGETS = (0, 1, 2, 3)
-"""Tokens whose log-probabilities are compared, behind each end."""
 
 
 def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
@@ -68,15 +66,17 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     return chunk_size
 
 
-def disagreement(expected: Sequence[FloatArray], found: Sequence[FloatArray], again: FloatArray) -> str | None:
-    """How far `found` is from `expected`, two contexts' log-probabilities; None where that is rounding. `again` is the
-    second context's, fed one token a step."""
+def disagreement(
+    what: str, expected: Sequence[FloatArray], found: Sequence[FloatArray], again: FloatArray
+) -> str | None:
+    """How far `found`, which `what` score, is from `expected`, two contexts' log-probabilities; None where that is
+    rounding. `again` is the second context's, fed one token a step."""
     difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))
     spread = float(np.abs(expected[0] - expected[1]).max())
     rounding = float(np.abs(expected[1] - again).max())
     if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
         return None
-    return f"{difference:.2g} nats off, where another context makes {spread:.2g}"
+    return f"{what} score {difference:.2g} nats off, where another context makes {spread:.2g}"
 
 
 def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
@@ -85,30 +85,32 @@ def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
     stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
     runner.reserve(STEM + SUFFIX, FIRST_CELL + STEM + 2 * SUFFIX)
     try:
-        expected = [_alone(runner, stem + suffix) for suffix in (left, right)]
-        again = _one_by_one(runner, stem + right)
-        found = _as_tree_batch(runner, stem, left, right)
+        expected = [_score(runner, stem + suffix) for suffix in (left, right)]
+        again = _score_one_by_one(runner, stem + right, STEM)
+        found = _score_tree_batch(runner, stem, left, right)
     except RunError as error:
         return f"a step of branches fails: {error}"
-    problem = disagreement(expected, found, again)
-    return None if problem is None else f"branches score {problem}"
+    return disagreement("branches", expected, found, again)
 
 
-def _alone(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:
-    return _score(runner, Step((Row(0, 0, tokens),), (LogitsRow(0, len(tokens) - 1),)))
+def _score(runner: Runner, tokens: tuple[int, ...], past: int = 0, padding: BucketedRunner | None = None) -> FloatArray:
+    """Log-probabilities of `TARGETS` behind `tokens`, of which `past` are resident, in a step that is padded where
+    `padding` is given."""
+    step = Step((Row(0, past, tokens[past:]),), (LogitsRow(0, len(tokens) - past - 1),), _targets(1))
+    return _run(runner, step, padding).target_logprobs[: len(TARGETS)]
 
 
-def _one_by_one(runner: Runner, tokens: tuple[int, ...]) -> FloatArray:
-    """The same from the stem on in steps of one token."""
-    runner.run(Step((Row(0, 0, tokens[:STEM]),)))
-    for past in range(STEM, len(tokens) - 1):
-        runner.run(Step((Row(0, past, tokens[past : past + 1]),)))
-    return _score(runner, Step((Row(0, len(tokens) - 1, tokens[-1:]),), (LogitsRow(0, 0),)))
+def _score_one_by_one(runner: Runner, tokens: tuple[int, ...], first: int) -> FloatArray:
+    """The same, with all but the `first` tokens in steps of one."""
+    found = _score(runner, tokens[:first])
+    for past in range(first, len(tokens)):
+        found = _score(runner, tokens[: past + 1], past)
+    return found
 
 
-def _as_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
-    """The stem with one end in a first step, then the other end behind the stem, together with what the first one
-    goes on with."""
+def _score_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
+    """The same behind both ends: the stem with one end in a first step, then the other end behind the stem, together
+    with what the first one goes on with."""
     left, right = suffixes
     stem_cells = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
     first = FIRST_CELL + STEM + 2
@@ -116,14 +118,19 @@ def _as_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, 
     begun: CellArray = np.arange(FIRST_CELL, first, dtype=np.int32)
     rows = (Row(SHARED_PREFIX, STEM, right, cells_P=stem_cells), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun))
     logits_rows = (LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1))
-    step = Step(rows, logits_rows, first_cell=first)
-    both = _score(runner, step)
+    both = runner.run(Step(rows, logits_rows, _targets(2), first_cell=first)).target_logprobs
     return [both[: len(TARGETS)], both[len(TARGETS) :]]
 
 
-def _score(runner: Runner, step: Step) -> FloatArray:
-    targets = tuple((row, token) for row in range(len(step.logits_rows)) for token in TARGETS)
-    return runner.run(Step(step.rows, step.logits_rows, targets, first_cell=step.first_cell)).target_logprobs
+def _targets(num_rows: int) -> tuple[tuple[int, int], ...]:
+    """`TARGETS` behind each logits row of a step."""
+    return tuple((row, token) for row in range(num_rows) for token in TARGETS)
+
+
+def _run(runner: Runner, step: Step, padding: BucketedRunner | None) -> StepOutput:
+    padded = step if padding is None else padding.padded(step)
+    assert padded is not None
+    return runner.run(padded)
 
 
 def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
@@ -134,38 +141,38 @@ def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketP
     if plan.steps == "none":
         return runner
     sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
-    shaped = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
-    problem = _check_buckets(runner, shaped, vocab_size)
+    bucketed = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
+    problem = _check_buckets(runner, bucketed, vocab_size)
     if problem is None and plan.is_captured:
-        problem = _check_replays(runner, shaped, vocab_size)
+        problem = _check_replays(runner, bucketed, vocab_size)
     if problem is None:
-        return shaped
+        return bucketed
     notes.append(plan.without(problem).note)
     return runner
 
 
-def _check_buckets(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:
+def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
     """Why steps of few shapes must not be used on this model and device; None where they score what others do."""
     rng = np.random.default_rng(0)
-    texts = rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()
+    texts = [tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()]
     runner.reserve(TEXT_TOKENS)
+    found = []
     try:
-        expected = [_score_text(runner, text, None) for text in texts]
-        found = [_score_text(runner, text, shaped) for text in texts]
-        again = [
-            _score_text(runner, text[:end], None, end - 1) for text in texts[1:] for end in range(1, TEXT_TOKENS + 1)
-        ]
+        expected = [_score(runner, text) for text in texts]
+        for text in texts:
+            _run(runner, Step((Row(0, 0, text[:-2]),)), bucketed)
+            found.append(_score(runner, text, TEXT_TOKENS - 2, bucketed))
+        again = _score_one_by_one(runner, texts[1], 1)
     except RunError as error:
         return f"a step that was filled up fails: {error}"
-    problem = disagreement(expected, found, again[-1])
-    return None if problem is None else f"steps that were filled up score {problem}"
+    return disagreement("steps that were filled up", expected, found, again)
 
 
-def _check_replays(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> str | None:
+def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
     """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
     slots = range(runner.capacity.num_slots)
     logits_rows = tuple(LogitsRow(slot, 0) for slot in slots)
-    targets = tuple((slot, token) for slot in slots for _, token in TEXT_TARGETS)
+    targets = _targets(len(slots))
     expected, found = [], []
     try:
         for slot in slots:
@@ -174,29 +181,13 @@ def _check_replays(runner: Runner, shaped: BucketedRunner, vocab_size: int) -> s
             rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
             step = Step(rows, logits_rows, targets)
             expected.append(runner.run(step))
-            found.append(_run_padded(runner, step, shaped))
+            found.append(_run(runner, step, bucketed))
     except RunError as error:
         return f"a captured step fails: {error}"
     if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, found, strict=True)):
         return "replays of a captured step find other tokens"
     plain, replayed = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, found))
-    problem = disagreement(plain, replayed, plain[1])
-    return None if problem is None else f"replays of a captured step score {problem}"
-
-
-def _score_text(runner: Runner, text: list[int], shaped: BucketedRunner | None, past: int = 0) -> FloatArray:
-    """Log-probabilities behind `text`, of which `past` tokens are resident; with `shaped` in its last two steps."""
-    if shaped is not None and past == 0:
-        _run_padded(runner, Step((Row(0, 0, tuple(text[:-2])),)), shaped)
-        past = len(text) - 2
-    step = Step((Row(0, past, tuple(text[past:])),), (LogitsRow(0, len(text) - past - 1),), TEXT_TARGETS)
-    return _run_padded(runner, step, shaped).target_logprobs[: len(TEXT_TARGETS)]
-
-
-def _run_padded(runner: Runner, step: Step, shaped: BucketedRunner | None) -> StepOutput:
-    run = step if shaped is None else shaped.padded(step)
-    assert run is not None
-    return runner.run(run)
+    return disagreement("replays of a captured step", plain, replayed, plain[1])
 
 
 def fitting_attention(

@@ -47,7 +47,7 @@ def can_be_followed(planned: PlannedStep) -> bool:
 
 def goes_on(sequence: Sequence) -> bool:
     """Whether a sequence whose next token is being computed may have one more behind that."""
-    return sequence.pending > 0 and sequence.end < sequence.num_positions
+    return sequence.pending > 0 and sequence.end < len(sequence.tokens)
 
 
 def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> PlannedStep:

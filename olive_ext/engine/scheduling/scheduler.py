@@ -13,14 +13,14 @@ from dataclasses import replace
 
 from olive_ext.engine.requests import Counters, FinishReason, source_key
 from olive_ext.engine.runners.base import Capacity, Traits
+from olive_ext.engine.scheduling.finite import refuse_non_finite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
-from olive_ext.engine.scheduling.sequences import Answer, Sequence, draw
+from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
 
 IDLE_TOKEN = 0
-UNLIMITED = 2**31
 
 
 class Scheduler:
@@ -104,10 +104,11 @@ class Scheduler:
         self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
+        refuse_non_finite(present, output, self._counters.steps)
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
         samples = iter(output.sample_logits_KV)
@@ -129,7 +130,7 @@ class Scheduler:
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    self._append(sequence, best if sequence.rng is None else _draw(sequence, next(samples)))
+                    self._append(sequence, best if sequence.rng is None else sequence.draw(next(samples)))
             sequence.computed += len(row.tokens)
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
@@ -183,7 +184,8 @@ class Scheduler:
     def _slots_plan(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> PlannedStep:
         """One row for each of `sequences`, and idle ones where the runner needs them."""
         rows = {sequence.slot: (sequence, self._row(sequence)) for sequence in sequences}
-        filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in self._span(sorted(rows))]
+        span = self._span(sorted(rows))
+        filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
         return replace(plan, step=replace(plan.step, copies=copies))
 
@@ -218,9 +220,6 @@ class Scheduler:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
 
-    def _idle_row(self, slot: int) -> Row:
-        return Row(slot, self.slots.length(slot), (IDLE_TOKEN,))
-
     def _row(self, sequence: Sequence) -> Row:
         start, stop = sequence.computed, sequence.end
         if self._traits.chunked_prefill:
@@ -235,7 +234,7 @@ class Scheduler:
         assert generation is not None
         assert answer is not None
         if token in generation.stop_ids:
-            answer.finish_reason = FinishReason.STOP_ID
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return
         answer.generated.append(token)
         self._counters.tokens_generated += 1
@@ -267,9 +266,3 @@ def _read_positions(sequence: Sequence, row: Row) -> list[int]:
     if sequence.wants_next(last):
         found.add(last)
     return sorted(found)
-
-
-def _draw(sequence: Sequence, logits_V: FloatArray) -> int:
-    assert sequence.generation is not None
-    assert sequence.rng is not None
-    return draw(logits_V, sequence.generation.sampling, sequence.rng)

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Sampling, Source, TokenArray
+from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
+
+PROBE = -1
+"""In place of a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
 
 
 class Answer:
@@ -26,14 +29,17 @@ class Answer:
         self._num_missing = num_targets
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
+        self.stop_id: int | None = None
 
     @property
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
 
     def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
-        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put
-        once."""
+        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put once.
+        That of a probe is dropped."""
+        if target == PROBE:
+            return
         self._logprobs[target] = logprob
         self._is_greedy[target] = is_greedy
         self._num_missing -= 1
@@ -45,9 +51,8 @@ class Answer:
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
-        return Result(
-            tuple(self._logprobs), tuple(self._is_greedy), tuple(self.generated), self.finish_reason, self._notes
-        )
+        scores = tuple(self._logprobs), tuple(self._is_greedy)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
 
 
 @dataclass(frozen=True)
@@ -93,11 +98,6 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
-    @property
-    def num_positions(self) -> int:
-        """Positions it occupies at most."""
-        return len(self.tokens)
-
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
@@ -108,20 +108,22 @@ class Sequence:
         first_score = min(self.reads, default=last)
         return min(first_score, last)
 
+    def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
+        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
 
-def draw(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
-    """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
-
-    top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
-    """
-    scaled_V = logits_V.astype(np.float64) / sampling.temperature
-    order_V = np.argsort(-scaled_V, kind="stable")
-    if sampling.top_k:
-        order_V = order_V[: sampling.top_k]
-    probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
-    probs_V /= probs_V.sum()
-    if sampling.top_p < 1.0:
-        before_V = np.cumsum(probs_V) - probs_V
-        kept = max(1, int((before_V < sampling.top_p).sum()))
-        order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
-    return int(rng.choice(order_V, p=probs_V))
+        top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
+        """
+        assert self.generation is not None
+        assert self.rng is not None
+        sampling = self.generation.sampling
+        scaled_V = logits_V.astype(np.float64) / sampling.temperature
+        order_V = np.argsort(-scaled_V, kind="stable")
+        if sampling.top_k:
+            order_V = order_V[: sampling.top_k]
+        probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
+        probs_V /= probs_V.sum()
+        if sampling.top_p < 1.0:
+            before_V = np.cumsum(probs_V) - probs_V
+            kept = max(1, int((before_V < sampling.top_p).sum()))
+            order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
+        return int(self.rng.choice(order_V, p=probs_V))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
-from olive_ext.report.comparison import Flip
 from olive_ext.report.numbers import NO_VALUE
 from olive_ext.report.page import Contrast
 from olive_ext.report.report import Report
@@ -102,7 +101,7 @@ def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[st
             value = value["path"]
         if key == "model":
             continue
-        if key == "tasks" and _are_words(value):
+        if key == "tasks" and all(isinstance(task, str) and task == task.strip() and "," not in task for task in value):
             yield from ("--tasks", ",".join(value))
         elif key in _SWITCHES and value is True:
             yield _SWITCHES[key]
@@ -115,8 +114,8 @@ def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[st
             yield from _set(f"model.{key}", value)
 
 
-def _set(key: str, value: Any) -> Iterator[str]:
-    yield from ("--set", f"{key}={value if _is_plain_text(value) else json.dumps(value, ensure_ascii=False)}")
+def _set(key: str, value: Any) -> tuple[str, str]:
+    return ("--set", f"{key}={value if _is_plain_text(value) else json.dumps(value, ensure_ascii=False)}")
 
 
 def _is_plain_text(value: Any) -> bool:
@@ -128,10 +127,6 @@ def _is_plain_text(value: Any) -> bool:
     except json.JSONDecodeError:
         return True
     return False
-
-
-def _are_words(tasks: Any) -> bool:
-    return all(isinstance(task, str) and "," not in task and task == task.strip() for task in tasks)
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,13 @@ def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
     found = [(place, flip) for place, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
     names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in found))
     places = {name: place for place, name in enumerate(names)}
-    rows = [[pair, places[flip.task, flip.metric, flip.filter], *_flip_row(flip)] for pair, flip in found]
+    rows = [
+        [
+            *(pair, places[flip.task, flip.metric, flip.filter], flip.doc_id, int(flip.direction == "wrong_to_right")),
+            *map(_cut, (flip.question, flip.target, flip.reference_answer, flip.candidate_answer)),
+        ]
+        for pair, flip in found
+    ]
     head = {
         "tasks": [" · ".join(part for part in name if part not in ("", "none")) for name in names],
         "pairs": [[contrast.reference, contrast.candidate] for contrast in contrasts],
@@ -163,11 +164,6 @@ def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
     }
     chunks = tuple(_script_json(rows[begin : begin + CHUNK]) for begin in range(0, len(rows), CHUNK))
     return FlipData(len(rows), _script_json(head), chunks)
-
-
-def _flip_row(flip: Flip) -> list[Any]:
-    texts = (flip.question, flip.target, flip.reference_answer, flip.candidate_answer)
-    return [flip.doc_id, int(flip.direction == "wrong_to_right"), *map(_cut, texts)]
 
 
 def _cut(text: str) -> str:

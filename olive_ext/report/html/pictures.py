@@ -5,6 +5,7 @@ Knows neither matplotlib's set-up nor the page's colours, which are `svg`'s.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ _WIDTH, _HEIGHT = 340, 236
 _GAP = "\N{EM SPACE}" * 2
 """SVG runs ordinary spaces together."""
 
+_DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
 _TONES = {"loss": (LOSS, "v", LOSS), "gain": (GAIN, "^", GAIN), "unclear": (SOFT, "o", PAPER)}
 
 
@@ -215,15 +217,7 @@ def _finish(figure: Any, axes: Any, across: str, up: str = "") -> None:
 
 def _edge_ticks(edges: Sequence[str]) -> tuple[list[int], list[str]]:
     """Places and texts of at most seven edges: of whole decades, where there are any."""
-    decades = [place for place, edge in enumerate(edges) if _is_decade(edge)]
+    decades = [place for place, edge in enumerate(edges) if _DECADE.fullmatch(edge)]
     places = decades if len(decades) > 2 else list(range(len(edges)))
     places = places[:: max(1, -(-len(places) // 7))]
     return places, [edges[place].replace("e-0", "e\N{MINUS SIGN}") for place in places]
-
-
-def _is_decade(edge: str) -> bool:
-    try:
-        value = float(edge)
-    except ValueError:
-        return False
-    return value > 0 and f"{value:e}".startswith("1.000000e")

@@ -6,7 +6,7 @@ The page opens with a lead for each candidate: the verdict, and the few numbers 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.report.html import facts
+from olive_ext.report.html.pictures import forest, kl_pictures
 from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.scores import Z95, cost_rows, score_rows
@@ -36,7 +37,13 @@ MAX_FOREST_ROWS = 60
 MAX_TASK_PICTURES = 12
 """Tasks with pictures of their own besides those of all tasks."""
 
-_TONES: dict[Kind, str] = {"loss": "loss", "gain": "gain", "no_loss_found": "unclear", "nothing_compared": "plain"}
+_TONES: dict[Kind, str] = {
+    "loss": "loss",
+    "gain": "gain",
+    "no_loss_found": "unclear",
+    "nothing_compared": "plain",
+    "cannot_tell": "loss",
+}
 
 
 Tile = tuple[str, str, str]
@@ -88,7 +95,7 @@ def _context(page: Page) -> dict[str, Any]:
     reports = {column.name: column.report for column in page.columns if column.report is not None}
     return {
         "page": page,
-        "leads": _leads(page),
+        "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
         "scores": score_rows(page.columns),
         "differences": differences,
         "forests": _forests(differences, len(page.contrasts) > 1),
@@ -106,18 +113,12 @@ def _context(page: Page) -> dict[str, Any]:
     }
 
 
-def _leads(page: Page) -> list[Lead]:
-    """A lead for each comparison; a page without comparisons has one that counts the measured tasks."""
-    columns = {column.name: column for column in page.columns}
-    found = [_lead(contrast, columns.get(contrast.candidate)) for contrast in page.contrasts]
-    return found or [_scores_only(page)]
-
-
-def _lead(contrast: Contrast, column: Column | None) -> Lead:
+def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     found = verdict(contrast.comparison)
     sentence = found.line.partition(": ")[0]
     sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{sentence[:1].upper()}{sentence[1:]}")
-    tiles = (*_tiles(contrast), *_sizes(column))
+    own = (column for column in columns if column.name == contrast.candidate)
+    tiles = (*_tiles(contrast), *(tile for column in own for tile in _sizes(column)))
     return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tiles)
 
 
@@ -156,9 +157,8 @@ def _tiles(contrast: Contrast) -> Iterator[Tile]:
         yield "Perplexity ratio", row.ratio.value, row.ratio.margin
 
 
-def _sizes(column: Column | None) -> list[Tile]:
-    metrics = column.metrics if column is not None else ()
-    return [("Size on disk", numbers.size(item.value), "") for item in metrics if item.task == "size_on_disk"]
+def _sizes(column: Column) -> list[Tile]:
+    return [("Size on disk", numbers.size(item.value), "") for item in column.metrics if item.task == "size_on_disk"]
 
 
 def _scores_only(page: Page) -> Lead:
@@ -170,31 +170,18 @@ def _scores_only(page: Page) -> Lead:
     return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", tiles)
 
 
-def _forests(rows: list[DifferenceRow], several: bool) -> list[tuple[str, Any]]:
+def _forests(rows: Sequence[DifferenceRow], several: bool) -> list[tuple[str, str]]:
     """The forest plot for a wide page and for a phone, with the CSS class that shows it there."""
-    from markupsafe import Markup
-
-    from olive_ext.report.html.pictures import forest
-
     shown = [row for row in rows if row.outcome.is_share][:MAX_FOREST_ROWS]
-    if not shown:
-        return []
-    widths = {"wide": 1056, "narrow": 360}
-    return [(kind, Markup(forest(shown, f"forest-{kind}", width, several))) for kind, width in widths.items()]
+    widths = {"wide": 1056, "narrow": 360} if shown else {}
+    return [(kind, forest(shown, f"forest-{kind}", width, several)) for kind, width in widths.items()]
 
 
-def _pictures(page: Page) -> list[tuple[str, list[Any]]]:
+def _pictures(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     """For all tasks, and for each of the first few, its pictures: pairs of a title and SVG."""
-    from markupsafe import Markup
-
-    from olive_ext.report.html.pictures import kl_pictures
-
     found: dict[str, list[tuple[str, Divergence]]] = {}
     for contrast in page.contrasts:
         for divergence in overall_first(contrast.comparison.divergences):
             found.setdefault(divergence.task, []).append((contrast.candidate, divergence))
     tasks = list(found)[: MAX_TASK_PICTURES + (ALL in found)]
-    return [
-        (task_title(task), [(caption, Markup(text)) for caption, text in kl_pictures(found[task], f"kl{place}")])
-        for place, task in enumerate(tasks)
-    ]
+    return [(task_title(task), kl_pictures(found[task], f"kl{place}")) for place, task in enumerate(tasks)]

@@ -1,15 +1,25 @@
-"""A model's answers to each document, read from lm-eval's samples and kept small. Knows no model and no session."""
+"""A model's answers to each document, read from lm-eval's samples and kept small; two models' answers as outcomes of
+every metric, and as documents that flip.
+
+Knows no model and no session; the statistics are of `olive_ext.stats.paired_answers`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from olive_ext.errors import TaskError
+import numpy as np
+import numpy.typing as npt
 
+from olive_ext.errors import TaskError
+from olive_ext.report.comparison import ALL, Flip, Outcome
+from olive_ext.stats.paired_answers import compare_outcomes
+
+FloatArray = npt.NDArray[np.float64]
 _MEANS = ("mean", "nanmean")
 _MAX_TEXT = 4000
 """Characters kept of an answer from its beginning, and of a question from its end."""
@@ -73,17 +83,16 @@ def check_same_questions(reference: Answers, candidate: Answers) -> None:
 def question_of(task: Any, sample: Sample) -> str:
     """The document's question without examples, where the task's code gives it; else the prompt."""
     text = _try(lambda: task.doc_to_text(sample["doc"]))
-    if isinstance(text, str) and text.strip():
-        return text.strip()[-_MAX_TEXT:]
-    return _prompt(sample)[-_MAX_TEXT:]
+    if not isinstance(text, str) or not text.strip():
+        text = str(sample["arguments"][0][0]) if sample["arguments"] else ""
+    return text.strip()[-_MAX_TEXT:]
 
 
 def target_of(task: Any, sample: Sample) -> str:
     """The right answer as a text; several are separated by " | "."""
     target = sample["target"]
     choices = _choices(task, sample)
-    has_contexts = bool(getattr(task, "multiple_input", False))
-    if choices and has_contexts:
+    if choices and getattr(task, "multiple_input", False):
         target = _try(lambda: task.doc_to_text(sample["doc"]))
     targets: Sequence[Any] = target if isinstance(target, list | tuple) else [target]
     named = [choices[item] if isinstance(item, int) and 0 <= item < len(choices) else item for item in targets]
@@ -91,13 +100,10 @@ def target_of(task: Any, sample: Sample) -> str:
 
 
 def _mean_metrics(task: Any) -> dict[str, bool]:
-    means = {name: function for name, function in task.aggregation().items() if _is_mean(function)}
     directions = task.higher_is_better()
-    return {name: directions.get(name) is not False for name in means}
-
-
-def _is_mean(function: Any) -> bool:
-    return (function if isinstance(function, str) else getattr(function, "__name__", "")) in _MEANS
+    functions = task.aggregation().items()
+    names = {key: item if isinstance(item, str) else getattr(item, "__name__", "") for key, item in functions}
+    return {key: directions.get(key) is not False for key, name in names.items() if name in _MEANS}
 
 
 def _is_value(value: object) -> bool:
@@ -119,14 +125,11 @@ def _text(task: Any, line: Sample, metric: str) -> str:
         if len(scores) == 1:
             return f"{'most likely' if responses[0][1] else 'not most likely'} ({scores[0]:.2f} nats)"
         choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
-        length = _LENGTHS.get(metric, _one)
-        weighed = [score / max(1, length(choice)) for score, choice in zip(scores, choices, strict=False)]
+        length = _LENGTHS.get(metric)
+        lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
+        weighed = [score / number for score, number in zip(scores, lengths, strict=False)]
         return choices[weighed.index(max(weighed))].strip()
     return str(responses[0]).strip() if responses else ""
-
-
-def _one(_: str) -> int:
-    return 1
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
@@ -136,13 +139,102 @@ def _choices(task: Any, line: Sample) -> list[str]:
     return [str(item) for item in found or ()] if fits else []
 
 
-def _prompt(sample: Sample) -> str:
-    return str(sample["arguments"][0][0]).strip() if sample["arguments"] else ""
-
-
 def _try(call: Callable[[], Any]) -> Any:
     """A task's own code may fail on what it was not made for; then there is nothing to show."""
     try:
         return call()
     except Exception:  # noqa: BLE001
         return None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One metric of one task: both models' values [D] for `documents`."""
+
+    reference: Answers
+    candidate: Answers
+    metric: str
+    documents: Sequence[int]
+    reference_values: FloatArray
+    candidate_values: FloatArray
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.candidate.metrics[self.metric]
+
+    def outcome(self) -> Outcome:
+        return compare_outcomes(
+            self.candidate.task,
+            self.metric,
+            self.candidate.filter,
+            self.reference_values,
+            self.candidate_values,
+            higher_is_better=self.higher_is_better,
+        )
+
+
+def compare_answers(
+    reference: Sequence[Answers], candidate: Sequence[Answers], samples: Mapping[str, Any], tasks: Mapping[str, Any]
+) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
+    """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
+    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name.
+
+    Raises `TaskError` where the prompts of the two runs differ.
+    """
+    pairs = list(_pairs(reference, candidate))
+    outcomes = [pair.outcome() for pair in pairs]
+    firsts: dict[str, _Pair] = {}
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if outcome.is_binary:
+            firsts.setdefault(outcome.task, pair)
+    if len(firsts) > 1:
+        outcomes.append(_over_all(list(firsts.values())))
+    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
+    return tuple(outcomes), tuple(flips)
+
+
+def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[_Pair]:
+    theirs = {(item.task, item.filter): item for item in reference}
+    for own in candidate:
+        other = theirs[own.task, own.filter]
+        check_same_questions(other, own)
+        first, second = other.by_document, own.by_document
+        for metric in own.metrics:
+            numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
+            if numbers:
+                values = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                yield _Pair(other, own, metric, numbers, *values)
+
+
+def _over_all(pairs: Sequence[_Pair]) -> Outcome:
+    """The outcome over all documents, of which a right answer counts 1 whichever direction its task's metric has."""
+    first = [_right(pair.reference_values, pair) for pair in pairs]
+    second = [_right(pair.candidate_values, pair) for pair in pairs]
+    return compare_outcomes(ALL, "accuracy", "none", np.concatenate(first), np.concatenate(second))
+
+
+def _right(values: FloatArray, pair: _Pair) -> FloatArray:
+    return values if pair.higher_is_better else 1 - values
+
+
+def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
+    task, filter_name = pair.candidate.task, pair.candidate.filter
+    flipped = {
+        number: one > two if pair.higher_is_better else one < two
+        for number, one, two in zip(pair.documents, pair.reference_values, pair.candidate_values, strict=True)
+        if one != two
+    }
+    for sample in samples:
+        number = int(sample["doc_id"])
+        if number in flipped and sample["filter"] == filter_name:
+            yield Flip(
+                task=task,
+                doc_id=number,
+                direction="right_to_wrong" if flipped[number] else "wrong_to_right",
+                question=question_of(tasks[task], sample),
+                target=target_of(tasks[task], sample),
+                reference_answer=pair.reference.by_document[number].text,
+                candidate_answer=pair.candidate.by_document[number].text,
+                metric=pair.metric,
+                filter=filter_name,
+            )

@@ -4,8 +4,8 @@
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
 
-Generated answers: each model gives its own; then the reference's are scored as targets by both. Knows no session's
-inside.
+Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
+before a model is opened. Knows no session's inside.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import gc
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.config import EvaluationConfig
+import psutil
+
+from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
+from olive_ext.errors import ConfigError
+from olive_ext.model import ResolvedModel
 from olive_ext.report.comparison import Comparison
-from olive_ext.run.reference.answers import Answers, read_answers
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.models import Models
+from olive_ext.run.reference.answers import Answers, compare_answers, read_answers
 from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.run.reference.models import Models
 from olive_ext.run.reference.observer import Generated, Observer, score_generated
-from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Fields, sample_fields
 
 if TYPE_CHECKING:
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 Mode = Literal["recorded", "resident", "answers"]
+
+MEMORY_FACTOR = 2.0
+"""Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +54,11 @@ class ReferenceRun:
 class Comparer:
     """One evaluation with a reference: `prepare`, `open`, run lm-eval on the opened model, `finish`, in this order."""
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        mode: Mode,
-        tasks: LoadedTasks,
-        seeds: Seeds,
-        progress: bool = False,
-        models: Models | None = None,
-    ) -> None:
-        self._config = config
+    def __init__(self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds) -> None:
+        self._models = models
         self._mode = mode
-        self._models = models or Models(config, progress)
         self._tasks = tasks
         self._seeds = seeds
-        self._progress = progress
         self._reference: ReferenceRun | None = None
         self._observer: Observer | None = None
         self._tokens_fed: int | None = None
@@ -82,7 +80,7 @@ class Comparer:
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
-            return self._models.candidate(None)
+            return self._models.candidate()
         self._observer = Observer(ReferenceScores() if self._mode == "resident" else None)
         lm: Any = self._models.candidate(self._observer)
         self._observer.classify_tokens(lm.session.tokenizer)
@@ -121,14 +119,75 @@ class Comparer:
     def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
-        results = run_tasks(lm, self._tasks, self._config, seeds=self._seeds, progress=self._progress, log_samples=True)
+        config, progress = self._models.config, self._models.progress
+        results = run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
         return ReferenceRun(results, answers, observer.generated if observer is not None else [])
 
     def _facts(self, lm: LM) -> dict[str, Any]:
-        reference = self._config.reference
+        reference = self._models.config.reference
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": self._models.reference_kind, **execution, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.other.kind, **execution, "mode": self._mode}
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
+
+
+def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
+    """The comparer with the reference of `models`; None without one, or where it is the evaluated lm-eval model itself.
+
+    `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
+    """
+    config, reference = models.config, models.config.reference
+    if reference is None:
+        return None
+    _check(config, reference)
+    if lm is not None or models.own.kind == "hf":
+        own, other = Path(config.model.path), Path(reference.path)
+        if own == other or (own.exists() and other.exists() and own.samefile(other)):
+            return None
+        mode: Mode = "answers"
+    else:
+        mode = mode_of(models, reference)
+    return Comparer(models, mode, tasks, seeds)
+
+
+def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
+    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
+    measured. Raises `ConfigError` for these measures of two resident models."""
+    costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    if reference.mode == "resident" and costs:
+        raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
+    if reference.mode != "auto":
+        return reference.mode
+    return "resident" if not costs and _fits(models.own, models.other) else "recorded"
+
+
+def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
+    if reference.is_input_model:
+        raise ConfigError(
+            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
+        )
+    if config.use_cache is not None:
+        raise ConfigError(
+            "'use_cache' cannot go with 'reference': answers of earlier runs come without distributions. What the "
+            "reference says is kept by itself ('reference.records_dir')"
+        )
+
+
+def _fits(*models: ResolvedModel) -> bool:
+    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
+    a model on the hub: such models take turns."""
+    if not all(_is_on_host(model) for model in models):
+        return False
+    sizes = [model.size for model in models if model.size is not None]
+    return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
+
+
+def _is_on_host(model: ResolvedModel) -> bool:
+    if model.kind == "onnx":
+        return model.device.kind == "cpu"
+    import torch
+
+    device = model.settings.device
+    return device == "cpu" or (device is None and not torch.cuda.is_available())

@@ -19,7 +19,6 @@ from olive_ext.errors import RunError
 from olive_ext.stats.compared_fields import Compared
 from olive_ext.text.requests import GenerationOutput, GenerationRequest
 
-Observing: TypeAlias = Callable[[Any, Any, Any], None]
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
 _GENERATION = "generate_until"
@@ -64,7 +63,7 @@ class KeptGenerations:
     `observer`, which is called for a repeated generation as for a new one.
     """
 
-    def __init__(self, file: Path, facts: Mapping[str, Any], observer: Observing) -> None:
+    def __init__(self, file: Path, facts: Mapping[str, Any], observer: Callable[[Any, Any, Any], None]) -> None:
         self._file = file
         self._facts = json.dumps(facts, sort_keys=True, default=str)
         self._observer = observer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.requests import (
     GenerationOutput,
-    GenerationRequest,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
@@ -27,7 +26,6 @@ from olive_ext.text.requests import (
 )
 
 Scoring: TypeAlias = ScoringRequest | RollingRequest
-Scored: TypeAlias = ScoringOutput | RollingOutput
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,16 @@ class Observer:
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
         if isinstance(output, GenerationOutput):
-            self._add_generated(instance, request, output)
+            if output.tokens:
+                key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
+                target = ScoringRequest(request.prompt, output.tokens, source=request.source)
+                self._generated[key] = Generated(key[0], key[1], target)
         elif output.compared is not None:
             compared = self.add_targets(instance, request, output)
             if self.scores is not None:
                 self.scores.note(instance.args, compared)
 
-    def add_targets(self, instance: Any, request: Scoring, output: Scored) -> Compared:
+    def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
         tokens' classes nor how many precede them is known.
 
@@ -104,12 +105,6 @@ class Observer:
         if len(found) > 1:
             found.append(measure_divergence(ALL, Positions.joined(self._positions.values())))
         return tuple(item for item in found if item is not None)
-
-    def _add_generated(self, instance: Any, request: GenerationRequest, output: GenerationOutput) -> None:
-        if output.tokens:
-            key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
-            target = ScoringRequest(cast(Text, request.prompt), output.tokens, source=request.source)
-            self._generated[key] = Generated(key[0], key[1], target)
 
 
 def _parts(request: Scoring) -> tuple[Text, Text]:

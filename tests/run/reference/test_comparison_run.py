@@ -38,8 +38,8 @@ def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> 
             **settings,
         }
     )
-    models = TwoModels(candidate)
-    comparer = Comparer(config, mode, tasks, Seeds(), models=models)  # type: ignore[arg-type]
+    models = TwoModels(candidate, config)
+    comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
     comparer.prepare()
     lm = comparer.open()
     results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)

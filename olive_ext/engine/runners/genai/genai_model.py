@@ -1,4 +1,4 @@
-"""Opens a package with onnxruntime-genai. The only module that imports it."""
+"""A package that is opened with onnxruntime-genai. The only module of the engine that imports it; knows no step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.runners.base import OpenedRunner
-from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
 from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
+from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model import ResolvedModel
 from olive_ext.model.attention import rotary_rows
-from olive_ext.model.decisions import choose_chunk_size, input_window
+from olive_ext.model.decisions import input_window
 from olive_ext.model.types import ModelFiles, Provider
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
@@ -26,35 +23,6 @@ _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sampl
 _NO_TOKEN = -1
 """In the place of the pad token where onnxruntime-genai pads: it takes every pad id at the end of a prompt for padding
 and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
-
-
-def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
-    """A model that runs on onnxruntime-genai.
-
-    Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
-    package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
-    than one and for what it cannot do.
-    """
-    settings, config, origin = model.settings, model.settings.engine, model.runtime[1]
-    for name in ("adapters", "strict_shapes", "graph_capture"):
-        if getattr(config, name):
-            raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({origin})")
-    if config.num_slots not in ("auto", 1):
-        raise ConfigError(
-            f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
-        )
-    overlay = overlay_of(model.files, config, profile_prefix)
-    opened = GenaiModel(model.files, model.providers, overlay, settings.max_length)
-    if not settings.allow_cpu_fallback:
-        opened.check_device(model.providers)
-    facts = {
-        "model": str(model.files.decoder),
-        "num_slots": 1,
-        "num_slots_origin": "onnxruntime-genai runs one sequence at a time",
-        "runtime": "genai",
-        "runtime_origin": origin,
-    }
-    return OpenedRunner(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
 
 
 class GenaiModel:
@@ -84,14 +52,13 @@ class GenaiModel:
             raise _refusal(error, files, providers) from error
 
     def new_generator(self, capacity: int) -> Generator:
-        """Its memory is that of `capacity` positions: without max_length it would be that of the whole context."""
+        """An empty one. Its memory is that of `capacity` positions: without max_length it would be that of the whole
+        context."""
         params = self._og.GeneratorParams(self._model)
-        params.set_search_options(max_length=self._size(capacity), **_SEARCH)
+        size = min(max(capacity, self._least_capacity), self.context_length)
+        params.set_search_options(max_length=size, **_SEARCH)
         generator: Generator = self._og.Generator(self._model, params)
         return generator
-
-    def _size(self, capacity: int) -> int:
-        return min(max(capacity, self._least_capacity), self.context_length)
 
     def check_device(self, providers: tuple[Provider, ...]) -> None:
         """Raises `ProviderError` where a provider with memory of its own was asked for and the CPU came up."""
@@ -125,10 +92,12 @@ class GenaiModel:
 
     def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
         text_config = files.hf_config.get("text_config", files.hf_config)
+        graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
+        rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
         limits = {
             "genai_config.json": files.genai_config["model"].get("context_length"),
             "config.json": text_config.get("max_position_embeddings"),
-            "the rows of the rotary cache": _rotary_rows(files),
+            "the rows of the rotary cache": min((number for number in rows if number), default=None),
             "max_length": max_length,
         }
         known = {origin: int(limit) for origin, limit in limits.items() if limit}
@@ -193,12 +162,6 @@ def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
             for key, value in provider.options.items():
                 config.set_provider_option(name, key, value)
     return [provider.name for provider in providers]
-
-
-def _rotary_rows(files: ModelFiles) -> int | None:
-    graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
-    rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
-    return min((number for number in rows if number), default=None)
 
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:

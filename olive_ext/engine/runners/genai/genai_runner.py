@@ -1,5 +1,5 @@
-"""Runs steps on a generator of onnxruntime-genai, one sequence at a time. Knows generators by what they do, not the
-package they come from.
+"""Opens a runner on onnxruntime-genai, which runs steps on one generator, one sequence at a time. Knows generators by
+what they do: only `genai_model` imports the library.
 
 Axes: S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
 """
@@ -8,38 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.runners.base import Capacity, Runner, Traits
-from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, GeneratorTraits, feed
+from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.genai.genai_model import GenaiModel, overlay_of
+from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, feed
 from olive_ext.engine.step import FloatArray, Step, StepOutput
-from olive_ext.errors import RunError, joined_lines
+from olive_ext.errors import ConfigError, RunError, joined_lines
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import choose_chunk_size
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
 
 
-class Model(Protocol):
-    """A model that has been opened."""
+def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+    """A model that runs on onnxruntime-genai.
 
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def traits(self) -> GeneratorTraits: ...
-
-    @property
-    def logits_name(self) -> str: ...
-
-    def new_generator(self, capacity: int) -> Generator:
-        """An empty one with room for `capacity` tokens."""
-        ...
-
-    def describe(self) -> Mapping[str, Any]: ...
-
-    def close(self) -> None: ...
+    Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
+    package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
+    than one and for what it cannot do.
+    """
+    settings, config, origin = model.settings, model.settings.engine, model.runtime[1]
+    for name in ("adapters", "strict_shapes", "graph_capture"):
+        if getattr(config, name):
+            raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({origin})")
+    if config.num_slots not in ("auto", 1):
+        raise ConfigError(
+            f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
+        )
+    overlay = overlay_of(model.files, config, profile_prefix)
+    opened = GenaiModel(model.files, model.providers, overlay, settings.max_length)
+    if not settings.allow_cpu_fallback:
+        opened.check_device(model.providers)
+    facts = {
+        "model": str(model.files.decoder),
+        "num_slots": 1,
+        "num_slots_origin": "onnxruntime-genai runs one sequence at a time",
+        "runtime": "genai",
+        "runtime_origin": origin,
+    }
+    return OpenedRunner(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
 
 
 class GenaiRunner(Runner):
@@ -49,7 +61,7 @@ class GenaiRunner(Runner):
     capacity = Capacity(num_slots=1)
     host_bytes = 0
 
-    def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
+    def __init__(self, model: GenaiModel, facts: Mapping[str, Any]) -> None:
         super().__init__(Traits(model.context_length, can_rewind=model.traits.rewinds))
         self.tokens_replayed = 0
         self._model = model
@@ -81,7 +93,13 @@ class GenaiRunner(Runner):
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
+    def release_memory(self) -> None:
+        """Drops the generator, which owns the KV cache."""
+        self._forget()
+        self.capacity = Capacity(num_slots=1)
+
     def describe(self) -> Mapping[str, Any]:
+        rewinds = "yes" if self._generators.rewinds else "no"
         return {
             **self._facts,
             **self._model.describe(),
@@ -89,7 +107,7 @@ class GenaiRunner(Runner):
             "context_length": self.traits.context_length,
             "batching": self.traits.batching.value,
             "kv_cache": "onnxruntime-genai's generator",
-            "kv_binding": f"continues: {self._generators.continues.value}; rewinds: {_yes(self._generators.rewinds)}",
+            "kv_binding": f"continues: {self._generators.continues.value}; rewinds: {rewinds}",
             "tokens_replayed": self.tokens_replayed,
             "scoring_head": "host",
             "scoring_head_reason": "onnxruntime-genai hands whole rows of logits to the host",
@@ -175,7 +193,3 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
 
 def _stack(rows: list[FloatArray]) -> FloatArray:
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -1,12 +1,13 @@
-"""Runs steps on a Hugging Face model in torch: one sequence at a time, or a tree batch. Knows no tokenizer.
+"""Runs steps on a Hugging Face model in torch: one sequence at a time, or a tree batch, whose mask limits each token to
+the cells that it sees. Knows no tokenizer.
 
-Axes: S tokens of a row, R logits rows, V vocabulary, K sampled rows.
+Axes: S tokens of a row or of a tree batch, T cells, R logits rows, V vocabulary, K sampled rows.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,8 @@ import numpy.typing as npt
 
 from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
-from olive_ext.engine.runners.hf.hf_tree_batch import HfSharedPrefix, takes_masks
 from olive_ext.engine.runners.trials import check_tree_batches
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
@@ -30,6 +30,9 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "s
 
 _DEFAULT_LENGTH = 2048
 """Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
+
+_MASKED = ("sdpa", "eager")
+"""Attention in transformers that takes a mask [1, 1, S, T] as it is."""
 
 
 class HfRunner(Runner):
@@ -59,13 +62,13 @@ class HfRunner(Runner):
         self._cache: Any = None
         self._cached: list[int] = []
         self._slot: list[int] = []
-        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks(model)
+        takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
+        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks
         self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
         is_cut = self._is_croppable
         super().__init__(Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches))
-        if has_tree_batches and (
-            problem := check_tree_batches(self, model.config.get_text_config(decoder=True).vocab_size)
-        ):
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size if has_tree_batches else 0
+        if has_tree_batches and (problem := check_tree_batches(self, vocab_size)):
             self._shared_prefix = None
             self.traits = replace(self.traits, tree_batches=False)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
@@ -78,23 +81,24 @@ class HfRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
         try:
-            logits_RV = self._run_rows(step) if step.first_cell is None else self._run_tree_batch(step)
+            if step.first_cell is None or self._shared_prefix is None:
+                logits_RV = self._run_row(step)
+            else:
+                logits_RV = self._shared_prefix.run(step)
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
-            shape = f"{sum(len(row.tokens) for row in step.rows)} tokens behind {step.rows[0].past} positions"
+            shape = f"{step.num_tokens} tokens behind {step.rows[0].past} positions"
             raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 
-    def _run_tree_batch(self, step: Step) -> torch.Tensor:
-        assert self._shared_prefix is not None
-        return self._shared_prefix.run(step)
+    def release_memory(self) -> None:
+        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        import torch
 
-    def _run_rows(self, step: Step) -> torch.Tensor:
-        (row,) = step.rows
-        past = self._slot[: row.past]
-        logits_RV = self._feed(past, row.tokens, [found.offset for found in step.logits_rows])
-        self._slot = [*past, *row.tokens]
-        return logits_RV
+        self._forget()
+        self._slot = []
+        self.capacity = self.capacity._replace(cells=0)
+        torch.cuda.empty_cache()
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -124,21 +128,23 @@ class HfRunner(Runner):
 
         return DynamicCache(config=self._model.config)
 
-    def _feed(self, past: Sequence[int], tokens: Sequence[int], offsets: list[int]) -> torch.Tensor:
-        """Feeds `tokens` behind `past`; the logits [max(R, 1), V] behind those at `offsets`, in fp32."""
+    def _run_row(self, step: Step) -> torch.Tensor:
+        """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
         import torch
 
+        (row,) = step.rows
+        past = self._slot[: row.past]
         replayed = past[self._go_back(past) :]
-        fed = [*replayed, *tokens]
+        fed = [*replayed, *row.tokens]
         self.tokens_replayed += len(replayed)
-        rows = torch.tensor([len(replayed) + offset for offset in offsets] or [len(fed) - 1])
+        rows = torch.tensor([len(replayed) + found.offset for found in step.logits_rows] or [len(fed) - 1])
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         with torch.inference_mode():
             ids = torch.tensor([fed], device=self._model.device)
             logits_RV = self._model(input_ids=ids, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
-        self._cached = [*past, *tokens]
+        self._cached = self._slot = [*past, *row.tokens]
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
@@ -169,6 +175,70 @@ class HfRunner(Runner):
         array: npt.NDArray[Any] = tensor.cpu().numpy()
         self.host_bytes += array.nbytes
         return array
+
+
+class HfSharedPrefix:
+    """The shared-prefix cache: a cache of transformers whose places are cells, less cell 0, which no token sees."""
+
+    def __init__(self, model: Any, new_cache: Callable[[], Any]) -> None:
+        self._model = model
+        self._new_cache = new_cache
+        self._cache: Any = None
+
+    def forget(self) -> None:
+        """Gives the memory back; the next step must begin at the first cell."""
+        self._cache = None
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
+        import torch
+
+        assert step.first_cell is not None
+        with torch.inference_mode():
+            self._settle(step)
+            ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
+            positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
+            starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
+            rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
+            logits_RV: torch.Tensor = self._model(
+                input_ids=ids,
+                attention_mask=self._mask(step.rows, step.first_cell),
+                position_ids=torch.tensor([positions], device=self._model.device),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=rows,
+            ).logits[0]
+        return logits_RV.float()
+
+    def _settle(self, step: Step) -> None:
+        """Makes the step's moves, and drops the cells that the step writes anew."""
+        import torch
+
+        assert step.first_cell is not None
+        if self._cache is None:
+            self._cache = self._new_cache()
+        for move in step.moves:
+            sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
+            for layer in self._cache.layers:
+                for cells in (layer.keys, layer.values):
+                    cells[:, :, target : target + len(sources)] = cells[:, :, sources]
+        stale = self._cache.get_seq_length() - (step.first_cell - FIRST_CELL)
+        if stale > 0:
+            self._cache.crop(-stale)  # a negative number takes that many away, in every version 5
+        elif stale < 0:  # anything goes into cells that were never written: steps are tried and timed on any cache
+            ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
+            self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+
+    def _mask(self, rows: tuple[Row, ...], first_cell: int) -> torch.Tensor:
+        """[1, 1, S, T], added to scores."""
+        import torch
+
+        visible_ST = visible_cells(rows, first_cell, None)[0, 0, :, FIRST_CELL:]
+        fresh = first_cell - FIRST_CELL
+        visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
+        hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
+        bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
+        return bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None]
 
 
 def open_hf_runner(model: ResolvedModel) -> OpenedRunner:

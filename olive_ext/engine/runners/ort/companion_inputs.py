@@ -118,12 +118,10 @@ class Encoder:
         self.num_runs += 1
         spec = self._spec
         dtype = {**_FLOATS, **_INTEGERS}[spec.source.elem_type]
-        feed: dict[str, npt.NDArray[np.generic]] = {spec.source.name: source.array[None].astype(dtype)}
-        if spec.mask is not None:
-            feed[spec.mask.name] = _ones(spec.mask, len(source.array))
         binding = self._session.io_binding()
-        for name, array in feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        binding.bind_cpu_input(spec.source.name, np.ascontiguousarray(source.array[None], dtype))
+        if spec.mask is not None:
+            binding.bind_cpu_input(spec.mask.name, _ones(spec.mask, len(source.array)))
         found = self._run(self._session, binding, dict.fromkeys((*spec.outputs.values(), spec.states)))
         values = {name: found[output] for name, output in spec.outputs.items()}
         states = found[spec.states]
@@ -164,7 +162,7 @@ class Adapters:
     def __init__(self, paths: Iterable[str]) -> None:
         """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
         self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
-        self.digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
+        self._digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
         self._values: dict[str, ort.OrtValue] = {}
         for path, adapter in self._read:
@@ -175,11 +173,6 @@ class Adapters:
                     )
                 self._origins[name] = path
                 self._values[name] = value
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Inputs that the adapters fill."""
-        return frozenset(self._values)
 
     def attach(self, session: ort.InferenceSession, device: Device) -> None:
         """Puts the parameters where `session` wants them. Raises `ModelError` for one that it does not take."""
@@ -205,7 +198,7 @@ class Adapters:
 
     def describe(self) -> Mapping[str, object]:
         """The files and a digest of each, where there are any."""
-        return {"adapters": self.digests} if self.digests else {}
+        return {"adapters": self._digests} if self._digests else {}
 
 
 def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -17,53 +17,22 @@ from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.base import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import ScoringGraph, TokenForm, add_scoring_head
+from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
-TOKENS_OUTPUT = "next_ids"
 ROWS_OUTPUT = "score_logits"
 
 
-class Head(Protocol):
-    """Computes a step's scores on the device."""
-
-    @property
-    def async_decode(self) -> bool:
-        """Whether `next_ids` are kept."""
-        ...
-
-    @property
-    def next_ids(self) -> ort.OrtValue | None:
-        """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
-        ...
-
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's."""
-        ...
-
-    def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput: ...
-
-    def describe(self) -> Mapping[str, Any]: ...
-
-
-def with_head(
-    proto: ModelProto,
-    spec: DecoderSpec,
-    *,
-    exposes_rows: bool = False,
-    has_rows: bool = False,
-    tokens: TokenForm | None = None,
-) -> ScoringGraph:
+def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    rows = {"exposes_rows": exposes_rows, "has_rows": has_rows}
-    return add_scoring_head(proto, spec.logits.name, **rows, tokens=tokens, keeps_layers=keeps)
+    return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
-class GraphHead:
-    """The head is part of the decoder's graph. The logits rows are left on the device `exposed`, the greedy tokens
-    on `kept`, where these are given.
+class Head:
+    """Computes a step's scores on the device, as a part of the decoder's graph. The logits rows are left on the device
+    `exposed`, the greedy tokens on `kept`, where these are given.
 
     `products`: (inner size, columns) of those besides the head's that run on scored rows only.
     """
@@ -77,6 +46,8 @@ class GraphHead:
         products: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.next_ids: ort.OrtValue | None = None
+        """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
+
         self._products = products
         self._exposed = exposed
         self._kept = kept
@@ -85,13 +56,26 @@ class GraphHead:
 
     @property
     def async_decode(self) -> bool:
+        """Whether `next_ids` are kept."""
         return self._kept is not None
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        bind_indices(binding, feed, step)
+        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
+        go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
+        starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
+        indices = {
+            "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
+            "target_rows": [row for row, _ in step.targets],
+            "target_ids": [token for _, token in step.targets],
+            "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
+        }
+        for name, values in indices.items():
+            feed.bind(binding, name, np.array(values, np.int64))
+        for name in OUTPUTS:
+            binding.bind_output(name)
         self.next_ids = None
         if self._kept is not None:
-            binding.bind_output(TOKENS_OUTPUT, self._kept.kind, self._kept.index)
+            binding.bind_output(NEXT_IDS, self._kept.kind, self._kept.index)
         if self._exposed is not None:
             binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
 
@@ -112,26 +96,18 @@ class GraphHead:
         }
 
 
-class SeparateHead:
+class SeparateHead(Head):
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
     def __init__(
         self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, async_decode: bool
     ) -> None:
+        why = "the graph runs as it is; its logits feed a second graph"
+        super().__init__("untouched", why, device if exposes_rows else None, device if async_decode else None)
         self._session = session
         self._logits = logits
         self._device = device
         self._feed = Feed(session, device)
-        why = "the graph runs as it is; its logits feed a second graph"
-        self._inner = GraphHead("untouched", why, device if exposes_rows else None, device if async_decode else None)
-
-    @property
-    def async_decode(self) -> bool:
-        return self._inner.async_decode
-
-    @property
-    def next_ids(self) -> ort.OrtValue | None:
-        return self._inner.next_ids
 
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         binding.bind_output(self._logits, self._device.kind, self._device.index)
@@ -140,27 +116,9 @@ class SeparateHead:
         (logits,) = outputs
         binding = self._session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
-        self._inner.bind(binding, self._feed, step)
+        super().bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
-        return self._inner.read(binding.get_outputs(), step)
-
-    def describe(self) -> Mapping[str, Any]:
-        return self._inner.describe()
-
-
-def bind_indices(binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-    """Row indices in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-    starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
-    indices = {
-        "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
-        "target_rows": [row for row, _ in step.targets],
-        "target_ids": [token for _, token in step.targets],
-        "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
-    }
-    for name, values in indices.items():
-        feed.bind(binding, name, np.array(values, np.int64))
-    for name in OUTPUTS:
-        binding.bind_output(name)
+        return super().read(binding.get_outputs(), step)
 
 
 def output_rows(step: Step) -> dict[str, int]:

@@ -110,15 +110,6 @@ COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
 """What each role's input holds. A block table is not here: the KV store knows it."""
 
 
-def compute_inputs(specs: Sequence[InputSpec], layout: Layout) -> dict[str, Array]:
-    """Arrays by input name, in the types that the graph declares."""
-    return {
-        spec.tensor.name: np.ascontiguousarray(COMPUTE[spec.role](layout, spec.tensor), DTYPES[spec.tensor.elem_type])
-        for spec in specs
-        if spec.role in COMPUTE
-    }
-
-
 class Feed:
     """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
     place, so that nothing is allocated for a shape that has been met."""
@@ -149,29 +140,24 @@ class Feed:
     def bind_inputs(
         self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
     ) -> None:
-        """Binds the inputs in `specs`, computed from a step's rows; `tokens`, where given, replace their token ids."""
-        computed = [spec for spec in specs if tokens is None or spec.role is not Role.INPUT_IDS]
-        for spec in specs:
-            if spec not in computed:
-                binding.bind_ortvalue_input(spec.tensor.name, tokens)
-        for name, array in compute_inputs(computed, layout).items():
-            self.bind(binding, name, array)
+        """Binds the inputs in `specs`, computed from a step's rows in the types that the graph declares; `tokens`
+        replace the token ids where given."""
+        for role, tensor in ((spec.role, spec.tensor) for spec in specs):
+            if tokens is not None and role is Role.INPUT_IDS:
+                binding.bind_ortvalue_input(tensor.name, tokens)
+            elif role in COMPUTE:
+                array: Array = np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type])
+                self.bind(binding, tensor.name, array)
 
-
-@dataclass(frozen=True)
-class Bias:
-    """Fills the graph's bias inputs. Attention itself hides what comes after a token."""
-
-    inputs: Sequence[BiasInput]
-
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        for found in self.inputs:
+    def bind_biases(self, binding: ort.IOBinding, inputs: Sequence[BiasInput], step: Step) -> None:
+        """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
+        for found in inputs:
             dtype, hidden = BIASES[found.elem_type]
             if step.first_cell is not None:
                 visible = visible_cells(step.rows, step.first_cell, found.window)
             else:
                 visible = visible_positions(step.rows, found.window)
-            feed.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
+            self.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
 
 
 def visible_positions(rows: Sequence[Row], window: int | None) -> Array:

@@ -5,7 +5,8 @@ Takes the decisions of the resolved model; tries what only an open session can t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,20 @@ import onnxruntime as ort
 from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
-from olive_ext.engine.runners.ort.head import GraphHead, Head, SeparateHead, with_head
-from olive_ext.engine.runners.ort.inputs import Bias
+from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
+from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_rewrites import with_attention_bias, with_full_length_kv
-from olive_ext.graph.cross_attention import cross_graph
+from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
 from olive_ext.graph.nodes import drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
-from olive_ext.graph.scoring_head import TokenForm, check_scoring, scoring_graph
+from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
 from olive_ext.model.decisions import ONE_BY_ONE, choose_chunk_size, choose_num_slots, suggest_genai
@@ -37,14 +37,23 @@ from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
 
+logger = logging.getLogger(__name__)
+
 
 def open_ort_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
     """A runner of the model's graphs in sessions of ONNX Runtime.
 
     Raises `ModelError` for a graph that cannot be scored or run, and `ProviderError` for a provider that does not come
-    up. `profile_prefix` makes ONNX Runtime write a profile.
+    up or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile.
     """
-    return _open(_Opener(model, profile_prefix))
+    try:
+        return _open(_Opener(model, profile_prefix))
+    except MisplacedError as error:
+        host = model.providers[-1:]
+        if not model.settings.allow_cpu_fallback or host[0].device != "cpu":
+            raise ProviderError(f"{error}; 'allow_cpu_fallback' would run the whole model on the CPU") from error
+        logger.warning("%s; running the whole model on the CPU", error)
+        return _open(_Opener(replace(model, came_up=host), profile_prefix))
 
 
 def _open(opener: _Opener) -> OpenedRunner:
@@ -96,7 +105,7 @@ def _runner(
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
         encoder=opener.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,
-        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), Bias(tree.biases)) if tree else None,
+        shared_prefix=SharedPrefixKv(ViewKv(replace(place, num_slots=1)), tree.biases) if tree else None,
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
@@ -116,6 +125,11 @@ def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
     return ViewKv if device.has_pointers else StagedKv
 
 
+def _cache_names(spec: DecoderSpec) -> list[str]:
+    """Inputs and outputs that carry what is resident."""
+    return [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
+
+
 def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
     """The first one with the option that has runs captured."""
     first, *others = providers
@@ -133,8 +147,8 @@ class _Opener:
     def tree_attention(
         self, proto: ModelProto, spec: DecoderSpec
     ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:
-        """The graph with inputs for branches, the spec with them, and what they are; None where the model has no use
-        for them, with a note where it is the graph that cannot take them."""
+        """The graph with inputs for tree batches, the spec with them, and what they are; None where the model has no
+        use for them, with a note where it is the graph that cannot take them."""
         if self.model.scoring.value == "rows":
             return proto, spec, None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
@@ -151,21 +165,22 @@ class _Opener:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         exposes_rows, (async_decode, _) = self.model.is_compared, self.model.overlap
-        tokens = self._token_form(spec) if async_decode else None
+        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if async_decode else None)
         logits = spec.logits
         if self.model.settings.engine.graph == "untouched":
-            session = self._from_memory(proto, self.model.files.decoder)
+            session = self._from_memory(proto, self.model.files.decoder, caches=_cache_names(spec))
             place, rank = self.device(session), len(logits.shape)
-            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, exposes_rows=exposes_rows, tokens=tokens)
+            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, outputs)
             head = self.helper(graph.SerializeToString())
             asked = {"exposes_rows": exposes_rows, "async_decode": async_decode}
             return session, SeparateHead(head, logits.name, place, **asked)
         is_captured = self.model.buckets.is_captured
-        scoring = with_head(proto, spec, exposes_rows=exposes_rows, has_rows=is_captured, tokens=tokens)
-        session = self._from_memory(scoring.model, self.model.files.decoder, is_captured=is_captured)
+        scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
+        caches = _cache_names(spec)
+        session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
-        return session, GraphHead(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
+        return session, Head(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
 
     def _token_form(self, spec: DecoderSpec) -> TokenForm:
         """How token ids are taken, by the decoder or by the graph that embeds them."""
@@ -218,12 +233,19 @@ class _Opener:
         used = session.get_providers()
         return next(provider.place for provider in self.model.providers if provider.name in used)
 
-    def _from_memory(self, proto: ModelProto, file: Path, *, is_captured: bool = False) -> ort.InferenceSession:
-        """External weights stay where they are, beside `file`, symbolic links followed."""
+    def _from_memory(
+        self, proto: ModelProto, file: Path, *, caches: Sequence[str] = (), is_captured: bool = False
+    ) -> ort.InferenceSession:
+        """External weights stay where they are, beside `file`, symbolic links followed. Raises `MisplacedError` where
+        nodes with large values, or inputs and outputs named in `caches`, would not be on the device."""
         folder, renames = external_data_plan(file, external_locations(proto))
         serialized = relocate(proto, renames).SerializeToString()
         places = {"external_data_folder": folder, "profile_prefix": self.profile_prefix}
-        return self._open(serialized, file, is_captured=is_captured, **places)
+        session = self._open(serialized, file, is_captured=is_captured, **places)
+        device = self.device(session).kind
+        if problem := misplaced(session, proto, device, caches):
+            raise MisplacedError(f"'{file}' cannot run on the {device} device alone: {problem}")
+        return session
 
     def _open(self, graph: bytes, file: Path, *, is_captured: bool = False, **places: Any) -> ort.InferenceSession:
         providers = _capturing(self.model.providers) if is_captured else self.model.providers

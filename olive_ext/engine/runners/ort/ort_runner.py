@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,16 +16,20 @@ from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Bias, Feed, Layout
+from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
+from olive_ext.graph.tree_attention import BiasInput
 
 logger = logging.getLogger(__name__)
 
 CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
+
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
 MEMORY_WORDS = (
     "to allocate",
@@ -43,7 +48,7 @@ class SharedPrefixKv:
     """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
 
     kv: ViewKv
-    bias: Bias
+    biases: Sequence[BiasInput]
 
 
 @dataclass(frozen=True)
@@ -118,19 +123,26 @@ class OrtRunner(Runner):
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
-        try:
+        shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
+        with named_ort_failures(f"on a step of {shape}"):
             for copy in step.copies:
                 self._kv.copy(copy)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
-        except Exception as error:
-            if isinstance(error, RunError) or not is_ort_error(error):
-                raise
-            kind = MemoryShortageError if is_memory_error(error) else RunError
-            shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-            raise kind(f"ONNX Runtime failed on a step of {shape}: {first_line(error)}") from error
+
+    def release_memory(self) -> None:
+        """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
+        if self._parts.capture is not None:
+            self._parts.capture.forget()
+        if self._parts.encoder is not None:
+            self._parts.encoder.close()
+        else:
+            self._shrink_arena()
+        self._kv.release_memory()
+        if self._parts.shared_prefix is not None:
+            self._parts.shared_prefix.kv.release_memory()
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -152,6 +164,20 @@ class OrtRunner(Runner):
             self._parts.shared_prefix.kv.close()
         if self._parts.encoder is not None:
             self._parts.encoder.close()
+
+    def _shrink_arena(self) -> None:
+        """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An
+        encoder-decoder runs nothing without a source: its arenas keep what they have.)"""
+        if (arena := self.device.arena) is None:
+            return
+        self._kv.release_memory()
+        self.reserve(1)
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots, half as many where there is no memory for them."""
@@ -198,7 +224,7 @@ class OrtRunner(Runner):
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         if self._parts.shared_prefix is not None:
-            self._parts.shared_prefix.bias.bind(binding, feed, step)
+            feed.bind_biases(binding, self._parts.shared_prefix.biases, step)
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
@@ -214,9 +240,17 @@ def _grown(capacity: int, wanted: int) -> int:
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def is_ort_error(error: Exception) -> bool:
-    """ONNX Runtime raises its own classes, and RuntimeError from its allocators."""
-    return type(error).__module__.startswith("onnxruntime") or isinstance(error, (RuntimeError, MemoryError))
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Turns errors of ONNX Runtime, which raises its own classes, and RuntimeError from its allocators, into
+    `MemoryShortageError` or `RunError`."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+            raise
+        kind = MemoryShortageError if is_memory_error(error) else RunError
+        raise kind(f"ONNX Runtime failed {doing}: {first_line(error)}") from error
 
 
 def is_memory_error(error: Exception) -> bool:

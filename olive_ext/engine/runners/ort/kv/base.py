@@ -66,9 +66,22 @@ class KvStore(ABC):
     def describe(self) -> Mapping[str, Any]:
         """Which form it is, for `describe_execution`."""
 
+    def release_memory(self) -> None:
+        """Releases the memory until `reserve` allocates anew."""
+        self.close()
+        self.capacity = 0
+
     @abstractmethod
     def close(self) -> None:
         """Releases the memory."""
+
+
+def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, device: Device) -> ort.OrtValue:
+    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone everywhere but on
+    WebGPU, whose values nothing else can make."""
+    if device.kind == "webgpu":
+        return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
 
 
 def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:

@@ -18,6 +18,8 @@ from olive_ext.graph.standalone_graphs import copy_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 Bytes = npt.NDArray[np.uint8]
+UINT8 = 2
+"""ONNX's element type."""
 
 
 class ViewKv(KvStore):
@@ -43,11 +45,11 @@ class ViewKv(KvStore):
                 buffer.copy(copy)
             return
         if self._copier is None:
-            self._copier = self._open_graph(copy_graph([tensor.elem_type for tensor in self._spec.kv]))
+            self._copier = self._open_graph(copy_graph([UINT8] * len(self._buffers)))  # CUDA copies no fp8 by its type
         binding = self._copier.io_binding()
         for i, buffer in enumerate(self._buffers):
-            binding.bind_input(f"x{i}", *buffer.view(copy.source, 1))
-            binding.bind_output(f"y{i}", *buffer.view(copy.target, 1))
+            binding.bind_input(f"x{i}", *buffer.bytes_of(copy.source))
+            binding.bind_output(f"y{i}", *buffer.bytes_of(copy.target))
         self._copier.run_with_iobinding(binding)
 
     def move(self, move: Move) -> None:
@@ -110,6 +112,11 @@ class _Buffer:
         """Moves positions of slot 0, which may overlap, in the host's memory."""
         memory = self._bytes_by_position[0]
         memory[move.target : move.target + len(move.source_N)] = memory[move.source_N]
+
+    def bytes_of(self, slot: int) -> tuple[str, int, int, list[int], int]:
+        """Arguments of IOBinding for one slot as bytes [1, 1, 1, bytes]."""
+        address = self._address + slot * self._slot_bytes
+        return self._device.kind, self._device.index, UINT8, [1, 1, 1, self._slot_bytes], address
 
     def view(self, first: int, count: int) -> tuple[str, int, int, list[int], int]:
         """Arguments of IOBinding for slots `first` to `first + count`: device, type, shape, address."""

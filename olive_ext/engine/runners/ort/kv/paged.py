@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.types import Role
@@ -37,10 +37,7 @@ class PagedKv(KvStore):
         num_blocks = self.num_slots * self._blocks_per_slot
         for tensor in self._spec.kv:
             shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
-            value = self._session.create_ortvalue_from_shape_and_type(
-                shape, tensor.elem_type, self._device.kind, self._device.index
-            )
-            self._pools.append(value)
+            self._pools.append(allocate(self._session, shape, tensor.elem_type, self._device))
 
     def copy(self, copy: Copy) -> None:
         """Whole blocks; what lies behind the copied positions in the last one is written over before it is read."""

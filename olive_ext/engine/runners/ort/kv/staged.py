@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.standalone_graphs import put_row_graph, take_row_graph
 from olive_ext.model.types import KvTensor
@@ -112,6 +112,4 @@ class StagedKv(KvStore):
         return binding
 
     def _allocate(self, tensor: KvTensor, num_rows: int) -> ort.OrtValue:
-        return self._session.create_ortvalue_from_shape_and_type(
-            tensor.shape(num_rows, self.capacity), tensor.elem_type, self._device.kind, self._device.index
-        )
+        return allocate(self._session, tensor.shape(num_rows, self.capacity), tensor.elem_type, self._device)

@@ -1,0 +1,70 @@
+"""Where ONNX Runtime runs the nodes of a session and keeps its values, held against the device that was asked for.
+
+A node that a provider has no kernel for falls to the CPU without a word. What it reads and writes then crosses in every
+step, and a cache that such a node owns lies in the host's memory: a binding of device memory to it is copied once, when
+it is bound, so that later steps would read a stale past. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnxruntime as ort
+
+from olive_ext.errors import ProviderError
+from olive_ext.graph.large_values import large_nodes
+from olive_ext.graph.onnx_file import ModelProto
+
+_KERNELS: Mapping[tuple[str, str], str] = {
+    ("cuda", "GroupQueryAttention"): "CUDA's GroupQueryAttention takes float16 and bfloat16",
+    ("cuda", "PagedAttention"): "CUDA's PagedAttention takes float16 and bfloat16",
+    ("webgpu", "PagedAttention"): "WebGPU's PagedAttention takes float16",
+    ("webgpu", "Attention"): "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
+}
+"""By device and operator: what the provider takes instead (ONNX Runtime 1.31.1, docs/OperatorKernels.md)."""
+
+
+class MisplacedError(ProviderError):
+    """A session would run in part on another device than the one that was asked for."""
+
+
+def misplaced(session: ort.InferenceSession, model: ModelProto, device: str, caches: Iterable[str] = ()) -> str | None:
+    """What is wrong with where `session`, opened on `model` for a `device` (ONNX Runtime's word), runs and keeps what;
+    None where all is well. `caches` are names of inputs and outputs that must lie on the device.
+
+    A graph may leave arithmetic on lengths to the CPU; nodes with large values must not.
+    """
+    if device == "cpu":
+        return None
+    nodes = _large_nodes_elsewhere(session, model)
+    on_host = _on_host(session, caches)
+    parts = []
+    if nodes:
+        parts.append(f"ONNX Runtime would run {_some([words for _, words in nodes])} on the CPU")
+    if on_host:
+        parts.append(f"{_some(on_host)} would lie in the host's memory")
+    hints = [text for (kind, operator), text in _KERNELS.items() if kind == device and operator in dict(nodes)]
+    return "; ".join([*parts, *hints]) if parts else None
+
+
+def _large_nodes_elsewhere(session: ort.InferenceSession, model: ModelProto) -> list[tuple[str, str]]:
+    """(operator, its words) of nodes with large values that are assigned to the CPU. Releases of ONNX Runtime before
+    1.24 keep no record of assignments: for these only `_on_host` speaks."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return []
+    large = large_nodes(model)
+    parts = session.get_provider_graph_assignment_info()
+    on_cpu = [node for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()]
+    return [(node.op_type, large[node.name]) for node in on_cpu if node.name in large]
+
+
+def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
+    values = [*zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)]
+    values += zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
+    wanted = set(names)
+    return [value.name for value, memory in values if value.name in wanted and memory.name == "Cpu"]
+
+
+def _some(words: Sequence[str], most: int = 3) -> str:
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")

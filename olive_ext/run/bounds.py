@@ -1,0 +1,133 @@
+"""Metrics that a recipe names: refused before anything runs where no report will have them, and held to their bounds
+behind an evaluation. Knows no model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from olive_ext.config import Bound, WorkflowSettings
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric
+from olive_ext.report.comparison import ALL
+from olive_ext.report.metrics import NAMES, listed, long_names, matching
+from olive_ext.report.numbers import number
+from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
+
+Name = tuple[str | None, str]
+"""Task, and metric or "metric,filter"; without a task also a task's name, "task/metric" or "task/metric,filter"."""
+
+
+def refuse_names(
+    settings: WorkflowSettings, where: str, declared: Iterable[Name] = (), *, loads_tasks: bool = False
+) -> None:
+    """Raises `ConfigError` for a bound of `settings`, or a name in `declared`, that no report will have.
+
+    What tasks measure is read in their files. Where those do not tell (a group, a class, functions as metrics) the
+    tasks are loaded with their data if `loads_tasks` is set (raises `TaskError`), else names of lm-eval's metrics pass.
+    `where` is the block's place in the recipe.
+    """
+    bounds = [
+        (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
+        for bound in settings.require
+    ]
+    declared = list(declared)
+    if not bounds and not declared:
+        return
+    tasks = _measured(settings, loads_tasks)
+    compared = NAMES if settings.reference is not None else ()
+    check_names(bounds, tasks, compared, f"{where}.require")
+    check_names(declared, tasks, compared, f"{where}.metrics")
+
+
+def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
+    """Every task that will be run and its metrics, as `check_names` takes them."""
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
+
+    asked = [task for task in settings.tasks if task not in COSTS]
+    found = declared_metrics(asked, settings.include_path)
+    if loads_tasks and (found is None or None in found.values()):
+        found = loaded_metrics(load_tasks(asked, settings.include_path))
+    return None if found is None else {**found, **_cost_metrics(settings.tasks)}
+
+
+def _cost_metrics(tasks: Collection[Any]) -> dict[str, Collection[str]]:
+    """The metrics of the costs among `tasks`, which lm-eval does not measure."""
+    speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in tasks else []
+    sizes = [name for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks]
+    return {**dict.fromkeys(sizes, _unfiltered(["bytes"])), **{name: _unfiltered([name]) for name in speeds}}
+
+
+def _unfiltered(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(full for name in names for full in (name, f"{name},none"))
+
+
+def check_names(
+    names: Iterable[Name], tasks: Mapping[str, Collection[str] | None] | None, compared: Collection[str], where: str
+) -> None:
+    """Raises `ConfigError` for a (task, metric) that no report will have.
+
+    `tasks` are those that will be run, each with its metrics (`task_loading.Declared`) or None where they are
+    not known yet; None altogether where not even the tasks are. `compared` are the metrics of a comparison with a
+    reference, none where there is no reference. `where` is the key that has the names.
+    """
+    own = _unfiltered(compared)
+    known = {task: None if metrics is None else {*metrics, *own} for task, metrics in (tasks or {}).items()}
+    if compared:
+        known[ALL] = set(own)
+    for task, name in names:
+        short = name.partition(",")[0].rpartition("/")[2]
+        if short in NAMES and not compared:
+            raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'")
+        if tasks is not None:
+            _check_name(task, name, known, where)
+
+
+def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str] | None], where: str) -> None:
+    if task is not None and task not in known:
+        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}")
+    asked = known if task is None else {task: known[task]}
+    there = {metric for metrics in asked.values() for metric in metrics or ()}
+    if task is None:
+        there |= {*known, *(f"{key}/{metric}" for key, metrics in known.items() for metric in metrics or ())}
+    if name not in there and None not in asked.values():
+        has_filter = "," in name
+        near = _near(name, (each for each in there if ("," in each) == has_filter))
+        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}")
+
+
+def _of(task: str | None) -> str:
+    return f" of task '{task}'" if task else ""
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=1)
+    return f": did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
+
+
+def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
+    """A line for each bound that is broken, in their order; a value that is no number breaks every bound.
+
+    Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
+    """
+    return [line for bound in bounds for line in _broken(bound, _bounded(bound, metrics))]
+
+
+def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
+    found = matching(metrics, bound.metric, bound.task, bound.filter)
+    if len(found) == 1:
+        return found[0]
+    problem = "stands for several metrics" if found else why_missing(bound.task or bound.metric)
+    name = f"'{bound.metric}'{_of(bound.task)}" + (f", filter '{bound.filter}'" if bound.filter else "")
+    raise ConfigError(f"'require': {name} {problem}: {listed(found or metrics)}")
+
+
+def _broken(bound: Bound, metric: Metric) -> Iterator[str]:
+    short, long = long_names(metric)
+    name = long if bound.filter else short
+    if bound.max is not None and not metric.value <= bound.max:
+        yield f"{name} = {number(metric.value)}, required at most {number(bound.max)}"
+    if bound.min is not None and not metric.value >= bound.min:
+        yield f"{name} = {number(metric.value)}, required at least {number(bound.min)}"

@@ -1,0 +1,112 @@
+"""What this machine is, for a report's reader, and the most memory that a piece of work takes. Knows no model."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from typing_extensions import Self
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 10
+_INTERVAL_S = 0.01
+
+
+def describe_hardware() -> dict[str, Any]:
+    """JSON-ready facts: `cpu`, `cores`, `threads`, `usable_threads`, `memory_bytes`, `gpus`, `os`, `python`.
+
+    A fact that the machine does not give is left out. `usable_threads` are those that this process may run on, fewer
+    in a container or under a job scheduler.
+    """
+    facts = {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": psutil.cpu_count(),
+        "usable_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _nvidia_gpus(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _cpu_name() -> str:
+    """The processor's name: Linux has it in a file only, macOS in a command's output, Windows in its environment."""
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Hardware", "Model") and value.strip():
+                return value.strip()
+    if platform.system() == "Darwin":
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string")
+    return platform.processor() or platform.machine()
+
+
+def _nvidia_gpus() -> list[dict[str, Any]]:
+    """Name, memory and driver of each GPU that NVIDIA's driver lists."""
+    rows = [line.split(", ") for line in _output_of("nvidia-smi", *_GPU_QUERY).splitlines()]
+    return [
+        {"name": name, "memory_mib": int(memory) if memory.isdigit() else None, "driver": driver}
+        for name, memory, driver in (row for row in rows if len(row) == 3)
+    ]
+
+
+def _output_of(*command: str) -> str:
+    """The command's stdout; empty where the command is missing, fails or hangs."""
+    path = shutil.which(command[0])
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def resident_memory() -> Callable[[], int]:
+    """A function that gives the bytes of memory in which this process is resident."""
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)
+
+
+class PeakMemory:
+    """While it is entered, `bytes` is the most that `read` has given so far, looked at every 10 ms; by default it gives
+    this process's resident memory.
+
+    Unlike the operating system's own maximum of a process's memory it knows nothing of what was before.
+    """
+
+    def __init__(self, read: Callable[[], int] | None = None) -> None:
+        self.bytes = 0
+        self._read = read or resident_memory()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._look()
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes, self._read())

@@ -1,0 +1,146 @@
+"""Opens the models of an evaluation: the evaluated one and its reference. Knows no task and no results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.model import ResolvedModel, resolve
+from olive_ext.run.reference.known_answers import KeptGenerations
+from olive_ext.run.reference.observer import Observer
+
+if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval_run import LM
+
+
+class Models:
+    """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate.
+
+    Opening raises `ModelError`, `ProviderError` or `ConfigError`.
+    """
+
+    def __init__(self, config: EvaluationConfig, progress: bool = False) -> None:
+        self.config = config
+        self.progress = progress
+        self._records: Path | None = None
+        self._length: int | None = None
+
+    @cached_property
+    def own(self) -> ResolvedModel:
+        """The evaluated model. What `model_args` say of opening an ONNX model counts; a baseline's are HFLM's own."""
+        model, model_args = resolve(self.config.opening()), self.config.model_args
+        if model.kind == "hf" or not model_args:
+            return model
+        from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+
+        return model.patched(OrtLMArguments.parse(model_args, where="OrtLM").opening())
+
+    @cached_property
+    def other(self) -> ResolvedModel:
+        """The reference as it is run when both models are resident; see `ModelSettings.of_reference`."""
+        return resolve(self.own.settings.of_reference(self.config.reference_patch()))
+
+    def size(self, lm: LM | None) -> int:
+        """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model; of
+        the parameters in memory where a Hugging Face model has no folder here."""
+        model = self.own
+        if lm is not None:
+            kind = {"kind": "hf"} if hasattr(lm, "model") else {}
+            model = getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
+        if model.size is not None:
+            return model.size
+        opened = lm or _open_baseline(model, self.config.model_args)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+
+    def reference(self, observer: Observer | None) -> LM:
+        """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
+        its distributions are recorded, and its generations kept.
+
+        It then gets the evaluated model's tokenizer, which spells alike, and windows that fit both models. Raises
+        `ConfigError` where the tokenizers differ.
+        """
+        alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
+        if observer is None:
+            return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
+        self._check_tokenizers()
+        return self._recording(alone.patched({"tokenizer": self.own.files.tokenizer}), observer)
+
+    def candidate(self, observer: Observer | None = None) -> LM:
+        """The evaluated model. With an observer its targets are compared with the reference: with its records where it
+        ran alone, else with the model itself, resident with the candidate."""
+        if observer is None:
+            return self._open(self.own, self.config.model_args)
+        from olive_ext.records import Records
+
+        reference = self.other if self._records is None else Records.read(self._records)
+        length = {} if self._length is None else {"max_length": self._length}
+        arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}
+        return self._open_ours(self.own, arguments)
+
+    def resident(self, candidate: Any, observer: Observer) -> Any:
+        """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
+        return candidate.over(candidate.session.reference, observer)
+
+    def _open(self, model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
+        """An ONNX model on this package's engine, a Hugging Face model as lm-eval's baseline."""
+        if model.kind == "onnx":
+            return self._open_ours(model, model_args)
+        from olive_ext.backends.lm_eval_patches import quiet_bars
+
+        with quiet_bars(self.progress):
+            return _open_baseline(model, model_args)
+
+    def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
+        """A model that this package runs, which one of two Hugging Face models may be, too."""
+        from olive_ext.backends.lm_eval import OrtLM
+        from olive_ext.backends.lm_eval_patches import quiet_bars
+
+        with quiet_bars(self.progress):
+            return OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
+
+    def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
+        reference = self.config.reference
+        assert reference is not None
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        record_to = {
+            "folder": reference.records_dir or str(Path(cache, "olive_ext", "records")),
+            "top": reference.top,
+            "drawn": reference.drawn,
+            "seed": self.config.seed or 0,
+        }
+        own, arguments = self.own.context_length, {**self.config.model_args, "record_to": record_to}
+        lm: Any = self._open_ours(model, arguments)
+        if own is not None and own < lm.max_length:
+            lm.close()
+            lm = self._open_ours(model.patched({"max_length": own}), arguments)
+        if own is None or lm.max_length < own:
+            self._length = lm.max_length
+        self._records = lm.session.records.folder
+        kept = KeptGenerations(self._records / "generated.jsonl", {"model": lm.answers_key()}, observer)
+        lm.observer, lm.known_answers = kept.observe, kept
+        return lm
+
+    def _check_tokenizers(self) -> None:
+        from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, tokenizer_traits
+
+        both = self.other, self.own
+        traits, own = (tokenizer_traits(load_tokenizer(model.files.tokenizer)) for model in both)
+        refuse_other_tokenizer(traits, own, *(model.settings.model for model in both))
+
+
+def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
+    from olive_ext.backends.hf import open_hf
+
+    settings = model.settings
+    return open_hf(
+        settings.model,
+        tokenizer=settings.tokenizer,
+        device=settings.device,
+        batch_size=settings.batch_size,
+        max_length=settings.max_length,
+        model_args=model_args,
+    )

@@ -1,0 +1,167 @@
+"""Which documents to evaluate next: strata of how sure the reference is, and random draws from them, none twice.
+
+Knows no model and no claim: it sees bounded values, their weights and their strata.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_MAX_LEVELS = 5
+_LEAST_DOCUMENTS = 8
+"""Of the least sure stratum; smaller ones teach nothing about themselves before they are used up."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """N documents, and what is estimated of all of them, the *population mean*: sum(sizes x values) / sum(sizes).
+
+    The candidate's value of a document lies between two limits that the reference's own answers give. Its *share* is
+    where it lies between them (0 to 1), its *weight* how far a whole share moves the mean, so that
+
+        population mean = offset + sum over documents of weight x share
+
+    with known offset and weights. Axes: N documents, H strata.
+    """
+
+    sizes_N: FloatArray
+    """1 for answers; scored positions of a document, where positions are counted and documents are the clusters."""
+
+    lows_N: FloatArray
+    highs_N: FloatArray
+    strata_N: IntArray
+    expected_H: FloatArray
+    """Mean share of a stratum, guessed before any of it is evaluated. Wrong guesses cost documents, never validity."""
+
+    @cached_property
+    def weights_N(self) -> FloatArray:
+        weights: FloatArray = self.sizes_N * (self.highs_N - self.lows_N) / self.sizes_N.sum()
+        return weights
+
+    @cached_property
+    def offset(self) -> float:
+        return float(self.sizes_N @ self.lows_N / self.sizes_N.sum())
+
+    @cached_property
+    def unseen_H(self) -> FloatArray:
+        """Weight of each stratum before the first draw."""
+        weights = np.bincount(self.strata_N, weights=self.weights_N, minlength=len(self.expected_H))
+        return weights.astype(np.float64)
+
+    @cached_property
+    def least_weight(self) -> float:
+        """Of the documents that count. Those without weight (no position was scored) are never drawn."""
+        return float(self.weights_N[self.weights_N > 0].min(initial=np.inf))
+
+    def shares(self, documents: IntArray, values: npt.ArrayLike) -> FloatArray:
+        """Where `values` lie between the limits of `documents`; ValueError for one that does not lie there."""
+        lows, highs = self.lows_N[documents], self.highs_N[documents]
+        shares: FloatArray = (np.asarray(values, np.float64) - lows) / (highs - lows)
+        if not ((shares >= 0) & (shares <= 1)).all():  # NaN, too
+            raise ValueError("a value of a document lies outside the limits of its population")
+        return shares
+
+    def remove(self, unseen_RH: FloatArray, strata_R: IntArray, weights_R: FloatArray) -> None:
+        """Takes one drawn document of each run out of `unseen_RH`, in place; what rounding leaves of the last is 0."""
+        runs = np.arange(len(unseen_RH))
+        left = unseen_RH[runs, strata_R] - weights_R
+        unseen_RH[runs, strata_R] = np.where(left > self.least_weight / 2, left, 0)
+
+
+def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike | None = None) -> Population:
+    """Candidate's value minus the reference's, per document; both lie in [0, 1], `reference` [N] is known.
+
+    Where the reference is right (1) the candidate can only lose, where it is wrong (0) only gain. `sureness` [N] is how
+    far the reference's answer is from being another one, in any unit that grows (nats between the right choice and the
+    best wrong one, without the sign).
+    """
+    own: FloatArray = np.asarray(reference, np.float64)
+    strata, levels_H = _strata((own < 0.5).astype(np.int64), sureness)
+    flips = 0.5 ** (levels_H[strata] + 2)
+    expected = own + flips * (1 - 2 * own)
+    return Population(np.ones(len(own)), -own, 1 - own, strata, _means(expected, strata))
+
+
+def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.ArrayLike | None = None) -> Population:
+    """Mean over positions of a quantity between 0 and `highest` (disagreement: 1; KL cut at `highest` nats).
+
+    A document's value is the mean over its `num_positions` [N]; it is drawn with all its positions (a cluster), the
+    larger the likelier. `sureness` [N]: of the reference over a document, e.g. minus its mean entropy.
+    """
+    sizes: FloatArray = np.asarray(num_positions, np.float64)
+    strata, levels_H = _strata(np.zeros(len(sizes), np.int64), sureness)
+    expected: FloatArray = np.power(0.5, levels_H + 2)
+    return Population(sizes, np.zeros(len(sizes)), np.full(len(sizes), highest), strata, expected)
+
+
+class Queues:
+    """The documents of each stratum in the random order in which they will be drawn.
+
+    An order by E / weight with E exponential is that of drawing one after the other in proportion to weight from what
+    is left (Efraimidis and Spirakis 2006, Information Processing Letters 97); with equal weights it is a shuffle.
+    """
+
+    def __init__(self, population: Population, random: np.random.Generator) -> None:
+        self._population = population
+        self._random = random
+        (counted,) = np.nonzero(population.weights_N > 0)
+        keys = random.exponential(size=len(counted)) / population.weights_N[counted]
+        ordered, strata = counted[np.argsort(keys)], population.strata_N
+        self._orders = [ordered[strata[ordered] == stratum] for stratum in range(len(population.expected_H))]
+        self._positions = [0] * len(self._orders)
+
+    @property
+    def num_left(self) -> int:
+        return sum(map(len, self._orders)) - sum(self._positions)
+
+    def draw(self, count: int, unseen_H: FloatArray, scores_H: FloatArray) -> IntArray:
+        """The next `count` documents (fewer where fewer are left), one after the other without replacement."""
+        unseen_RH, drawn = unseen_H[None].copy(), []
+        for _ in range(min(count, self.num_left)):
+            stratum = self._random.choice(len(scores_H), p=draw_probabilities(unseen_RH, scores_H)[0])
+            document = self._orders[stratum][self._positions[stratum]]
+            self._positions[stratum] += 1
+            drawn.append(document)
+            self._population.remove(unseen_RH, np.array([stratum]), self._population.weights_N[[document]])
+        return np.array(drawn, np.int64)
+
+
+def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArray:
+    """Of each stratum to be drawn from next. With standard deviations as scores this is Neyman's allocation, of what is
+    left (1934, Journal of the Royal Statistical Society 97)."""
+    products = unseen_RH * scores_RH
+    totals = products.sum(axis=-1, keepdims=True)
+    probabilities: FloatArray = products / np.where(totals > 0, totals, 1)  # nothing is left behind the last draw
+    return probabilities
+
+
+def _strata(groups_N: IntArray, sureness: npt.ArrayLike | None) -> tuple[IntArray, IntArray]:
+    """Stratum of each document, and level of each stratum: the surer half of a group is a stratum, half of what is left
+    the next, ..., because differences gather where the reference is least sure. Level 0 is the least sure."""
+    strata = np.zeros(len(groups_N), np.int64)
+    levels: list[int] = []
+    for group in np.unique(groups_N):
+        (members,) = np.nonzero(groups_N == group)
+        if sureness is None:
+            cuts = [0, len(members)]
+        else:
+            members = members[np.argsort(np.asarray(sureness)[members], kind="stable")]
+            halves = [len(members) >> level for level in range(_MAX_LEVELS)]
+            cuts = [0, *(half for half in reversed(halves[1:]) if half >= _LEAST_DOCUMENTS), len(members)]
+        for level, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            strata[members[begin:end]] = len(levels)
+            levels.append(level)
+    return strata, np.array(levels, np.int64)
+
+
+def _means(values_N: FloatArray, strata_N: IntArray) -> FloatArray:
+    means: FloatArray = np.bincount(strata_N, weights=values_N) / np.bincount(strata_N)
+    return means

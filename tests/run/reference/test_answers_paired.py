@@ -1,0 +1,95 @@
+"""Outcomes and flips from two runs of lm-eval, against a count over its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from olive_ext.errors import TaskError
+from olive_ext.report.comparison import ALL
+from olive_ext.run.reference.answers import Answer, Answers, compare_answers
+
+TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
+
+
+def answers(
+    task: str, values: Mapping[str, Sequence[float]], higher: bool = True, filter_name: str = "none"
+) -> Answers:
+    count = len(next(iter(values.values())))
+    by_document = {
+        number: Answer(f"asked {number}", {name: given[number] for name, given in values.items()}, f"{values} {number}")
+        for number in range(count)
+    }
+    return Answers(task, filter_name, dict.fromkeys(values, higher), by_document)
+
+
+def samples(task: str, count: int, filter_name: str = "none") -> dict[str, list[dict[str, Any]]]:
+    lines = [
+        {"doc_id": number, "doc": number, "target": f"t{number}", "arguments": [("p", "c")], "filter": filter_name}
+        for number in range(count)
+    ]
+    return {task: lines}
+
+
+def test_flips_name_the_documents_and_both_answers() -> None:
+    reference, candidate = answers("t", {"acc": [1, 1, 0, 0, 1]}), answers("t", {"acc": [1, 0, 0, 1, 1]})
+    outcomes, flips = compare_answers([reference], [candidate], samples("t", 5), {"t": TASK})
+    (found,) = outcomes
+    assert (found.right_to_wrong, found.wrong_to_right, found.difference, found.mcnemar_p) == (1, 1, 0.0, 1.0)
+    assert [(flip.doc_id, flip.direction, flip.question, flip.target, flip.metric) for flip in flips] == [
+        (1, "right_to_wrong", "question 1", "t1", "acc"),
+        (3, "wrong_to_right", "question 3", "t3", "acc"),
+    ]
+    assert flips[0].reference_answer == reference.by_document[1].text
+    assert flips[0].candidate_answer == candidate.by_document[1].text
+
+
+def test_lower_is_better_turns_flips_and_the_whole() -> None:
+    reference = [answers("a", {"acc": [1, 1, 0]}), answers("b", {"error": [0, 0]}, higher=False)]
+    candidate = [answers("a", {"acc": [1, 0, 0]}), answers("b", {"error": [0, 1]}, higher=False)]
+    lines = {**samples("a", 3), **samples("b", 2)}
+    outcomes, flips = compare_answers(reference, candidate, lines, {"a": TASK, "b": TASK})
+    assert [(item.task, item.right_to_wrong, item.wrong_to_right) for item in outcomes] == [
+        ("a", 1, 0),
+        ("b", 1, 0),
+        (ALL, 2, 0),
+    ]
+    assert (outcomes[-1].reference, outcomes[-1].candidate, outcomes[-1].metric) == (0.8, 0.4, "accuracy")
+    assert [flip.direction for flip in flips] == ["right_to_wrong", "right_to_wrong"]
+
+
+def test_first_right_or_wrong_metric_gives_the_flips() -> None:
+    reference = [answers("t", {"bleu": [0.5, 0.1], "acc": [1, 0], "acc_norm": [0, 0]})]
+    candidate = [answers("t", {"bleu": [0.4, 0.3], "acc": [1, 0], "acc_norm": [1, 1]})]
+    outcomes, flips = compare_answers(reference, candidate, samples("t", 2), {"t": TASK})
+    assert [(item.metric, item.is_binary, item.wrong_to_right) for item in outcomes] == [
+        ("bleu", False, 0),
+        ("acc", True, 0),
+        ("acc_norm", True, 2),
+    ]
+    assert flips == ()
+
+
+def test_filters_are_compared_each_by_itself() -> None:
+    reference = [answers("t", {"em": [1, 0]}, filter_name=name) for name in ("strict", "loose")]
+    candidate = [answers("t", {"em": [0, 0]}, filter_name="strict"), answers("t", {"em": [1, 1]}, filter_name="loose")]
+    lines = {"t": [*samples("t", 2, "strict")["t"], *samples("t", 2, "loose")["t"]]}
+    outcomes, flips = compare_answers(reference, candidate, lines, {"t": TASK})
+    assert [(item.filter, item.difference) for item in outcomes] == [("strict", -0.5), ("loose", 0.5)]
+    assert [(flip.filter, flip.doc_id) for flip in flips] == [("strict", 0)]
+
+
+def test_documents_without_a_value_are_left_out() -> None:
+    reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [0, 1]})
+    candidate.by_document[0].values.clear()  # type: ignore[attr-defined]
+    outcomes, _ = compare_answers([reference], [candidate], samples("t", 2), {"t": TASK})
+    assert (outcomes[0].num_documents, outcomes[0].difference) == (1, 0.0)
+
+
+def test_other_prompts_are_refused() -> None:
+    reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [1, 1, 1]})
+    with pytest.raises(TaskError, match="task 't' asked the two models differently"):
+        compare_answers([reference], [candidate], samples("t", 3), {"t": TASK})

@@ -1,0 +1,111 @@
+"""How a reference is run is decided before anything is opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError, ProviderError
+from olive_ext.run.models import Models
+from olive_ext.run.reference.comparison_run import comparer_of, mode_of
+from tests.backends.local_tasks import write_tasks
+from tests.text.tiny import byte_level
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
+    return load_tasks(["tiny_choice"], str(write_tasks(tmp_path_factory.mktemp("tasks"))), Seeds())
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    value = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1])
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [given], [value])
+    onnx.save(helper.make_model(graph), folder / "model.onnx")
+    byte_level(False).hf.save_pretrained(folder)
+    return str(folder)
+
+
+def config(path: str, reference: Any, **settings: Any) -> EvaluationConfig:
+    given = {"tasks": ["tiny_choice"], **settings}
+    return EvaluationConfig.parse({"model": {"path": path}, "reference": reference, **given})
+
+
+def test_without_a_reference_nothing_is_compared(tasks: LoadedTasks, path: str) -> None:
+    assert comparer_of(Models(config(path, None)), None, tasks, Seeds()) is None
+
+
+def test_the_input_model_must_be_settled_by_the_workflow(tasks: LoadedTasks, path: str) -> None:
+    with pytest.raises(ConfigError, match="'reference' = 'input_model' means the model that an Olive workflow"):
+        comparer_of(Models(config(path, "input_model")), None, tasks, Seeds())
+
+
+def test_a_cache_of_answers_is_refused(tasks: LoadedTasks, path: str) -> None:
+    with pytest.raises(ConfigError, match="'use_cache' cannot go with 'reference'"):
+        comparer_of(Models(config(path, path, use_cache="c")), None, tasks, Seeds())
+
+
+def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_path: Path, path: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    hf = str(tmp_path)
+    given = {"model": {"path": hf, "kind": "hf"}, "tasks": ["tiny_choice"]}
+    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": f"{hf}/."})), None, tasks, Seeds()) is None
+    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": path})), None, tasks, Seeds()) is not None
+
+
+def test_mode_is_as_written(path: str) -> None:
+    for mode in ("recorded", "resident"):
+        given = config(path, {"path": path, "mode": mode})
+        assert given.reference is not None
+        assert mode_of(Models(given), given.reference) == mode
+
+
+def test_small_models_are_resident_and_take_turns_for_speed_and_memory(path: str) -> None:
+    for costs, mode in ([], "resident"), (["size_on_disk"], "resident"), (["peak_memory"], "recorded"):
+        given = config(path, path, tasks=["tiny_choice", *costs])
+        assert given.reference is not None
+        assert mode_of(Models(given), given.reference) == mode
+
+
+def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    shutil.copytree(path, large)
+    with (large / "weights.safetensors").open("wb") as file:
+        file.truncate(1 << 42)  # sparse
+    (large / "model.onnx").unlink()
+    (large / "config.json").write_text("{}")
+    given = config(path, str(large), device="cpu")
+    assert given.reference is not None
+    assert mode_of(Models(given), given.reference) == "recorded"
+
+
+def test_provider_that_is_missing_is_named_before_anything_runs(path: str) -> None:
+    given = config(path, path, execution_provider="tensorrt")
+    assert given.reference is not None
+    with pytest.raises(ProviderError, match="TensorrtExecutionProvider"):
+        mode_of(Models(given), given.reference)
+
+
+def test_speed_of_two_resident_models_is_refused(path: str) -> None:
+    given = config(path, {"path": path, "mode": "resident"}, tasks=["tiny_choice", "tokens_per_second"])
+    assert given.reference is not None
+    with pytest.raises(ConfigError, match=r"'tokens_per_second' cannot be told .* 'reference\.mode' to 'recorded'"):
+        mode_of(Models(given), given.reference)
+
+
+def test_reference_takes_the_models_settings_and_its_own_provider(path: str) -> None:
+    given = config(path, path, execution_provider="cuda", provider_options={"device_id": 1}, limit=3)
+    other = Models(given).other.settings
+    assert (other.model, other.execution_provider, other.provider_options) == (path, "cuda", {"device_id": 1})
+    named = {"path": path, "execution_provider": "cpu"}
+    own = Models(config(path, named, provider_options={"device_id": 1})).other.settings
+    assert (own.execution_provider, own.provider_options) == ("cpu", None)

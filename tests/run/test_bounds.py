@@ -1,0 +1,90 @@
+"""Bounds on metrics: kept, broken, unknown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from olive_ext.config import Bound
+from olive_ext.errors import ConfigError
+from olive_ext.report import Metric
+from olive_ext.run.bounds import broken_bounds
+
+METRICS = [
+    Metric("choice", "acc", "none", 0.5),
+    Metric("letters", "acc", "none", 0.75),
+    Metric("letters", "kl_mean", "none", 0.5, higher_is_better=False),
+    Metric("all", "kl_mean", "none", 0.03125, higher_is_better=False),
+    Metric("generate", "exact_match", "strict", 0.125),
+    Metric("generate", "exact_match", "loose", 0.75),
+    Metric("size_on_disk", "bytes", "none", 1_200_000, higher_is_better=False),
+    Metric("broken", "f1", "none", math.nan),
+]
+
+
+def bound(**values: Any) -> Bound:
+    return Bound.parse(values)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        bound(metric="acc", task="choice", min=0.5, max=0.5),
+        bound(metric="kl_mean", max=0.04),
+        bound(metric="kl_mean", task="letters", min=0.4),
+        bound(metric="exact_match", task="generate", filter="loose", min=0.7),
+        bound(metric="size_on_disk", max=2e6),
+        bound(metric="letters/acc", min=0.7),
+    ],
+)
+def test_nothing_is_said_of_a_bound_that_is_kept(kept: Bound) -> None:
+    assert broken_bounds([kept], METRICS) == []
+
+
+def test_each_broken_bound_has_its_line_with_the_value_and_the_bound() -> None:
+    bounds = [
+        bound(metric="kl_mean", max=0.02),
+        bound(metric="acc", task="letters", min=0.8, max=0.9),
+        bound(metric="exact_match", filter="strict", min=0.5),
+        bound(metric="bytes", max=1e6),
+    ]
+    assert broken_bounds(bounds, METRICS) == [
+        "all/kl_mean = 0.0312, required at most 0.0200",
+        "letters/acc = 0.7500, required at least 0.8000",
+        "generate/exact_match,strict = 0.1250, required at least 0.5000",
+        "size_on_disk/bytes = 1200000, required at most 1000000",
+    ]
+
+
+def test_value_that_is_no_number_breaks_every_bound() -> None:
+    assert broken_bounds([bound(metric="f1", min=0, max=1)], METRICS) == [
+        "broken/f1 = nan, required at most 1",
+        "broken/f1 = nan, required at least 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metric": "acc", "max": 1}, "'acc' stands for several metrics: choice/acc, letters/acc"),
+        ({"metric": "f2", "task": "choice", "max": 1}, "'f2' of task 'choice' is not among the results: choice/acc"),
+        (
+            {"metric": "tokens_per_second", "min": 1},
+            "'tokens_per_second' was not measured, because the model counts no requests, or answered none of them",
+        ),
+        (
+            {"metric": "requests_per_second", "task": "requests_per_second", "min": 1},
+            "'requests_per_second' of task 'requests_per_second' was not measured, because the model counts no",
+        ),
+        (
+            {"metric": "exact_match", "max": 1},
+            "'exact_match' stands for several metrics: generate/exact_match,strict, ",
+        ),
+    ],
+)
+def test_bound_on_no_metric_or_on_several_is_refused_with_what_there_is(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        broken_bounds([bound(**values)], METRICS)
+    assert f"'require': {message}" in str(raised.value)

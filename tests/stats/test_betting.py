@@ -1,0 +1,125 @@
+"""Bets against exact enumeration of all draws from small populations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined
+from olive_ext.stats.confidence_sequence import limits
+from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
+
+SIGNS = {ABOVE: 1, BELOW: -1}
+
+
+def small(name: str) -> tuple[Population, np.ndarray]:
+    """A population of five or six documents and its shares."""
+    if name == "answers":
+        population = difference_population([1, 1, 1, 0, 0])
+        return population, np.array([1.0, 0.0, 1.0, 0.0, 1.0])
+    if name == "clusters":
+        return mean_population([1, 2, 5, 3, 1], highest=0.5), np.array([0.1, 0.9, 0.0, 0.3, 1.0])
+    strata, expected = np.array([0, 0, 1, 1, 2]), np.array([0.9, 0.2, 0.5])
+    return Population(np.ones(5), np.zeros(5), np.ones(5), strata, expected), np.array([1.0, 1.0, 0.0, 0.0, 0.4])
+
+
+def wanted(population: Population, shares: np.ndarray) -> float:
+    return population.offset + float(population.weights_N @ shares)
+
+
+def all_paths(
+    population: Population, shares: np.ndarray, evidence: Evidence, done: tuple[int, ...] = (), chance: float = 1.0
+) -> Iterator[tuple[float, list[Bet]]]:
+    """(probability, bets) of every order in which the documents can be drawn, scores anew before each draw."""
+    scores = evidence.scores()
+    probabilities = draw_probabilities(evidence.unseen_RH, scores)[0] if len(done) < len(shares) else []
+    if len(done) == len(shares):
+        yield chance, []
+    for document in set(range(len(shares))) - set(done):
+        stratum, weight = population.strata_N[document], population.weights_N[document]
+        within = weight / evidence.unseen_RH[0, stratum]
+        after = copy.deepcopy(evidence)
+        bet = after.observe(np.array([stratum]), shares[[document]], population.weights_N[[document]], scores)
+        below = all_paths(population, shares, after, (*done, document), chance * probabilities[stratum] * within)
+        yield from ((one, [bet, *rest]) for one, rest in below)
+
+
+@pytest.mark.parametrize(
+    ("name", "shift"), [("answers", 0.0), ("clusters", 0.0), ("guesses", 0.0), ("clusters", -0.1), ("answers", 0.07)]
+)
+def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: str, shift: float) -> None:
+    population, shares = small(name)
+    truth = wanted(population, shares)
+    bound = truth + shift
+    paths = list(all_paths(population, shares, Evidence(population, bound, 0.1)))
+    chances = np.array([chance for chance, _ in paths])
+    assert chances.sum() == pytest.approx(1)
+    bets = [joined(path) for _, path in paths]
+    values = np.array([bet.values_R for bet in bets])
+    assert chances @ values == pytest.approx(np.full(len(shares), truth))  # Z_t of every t
+    for side in (ABOVE,) if shift > 0 else (BELOW,) if shift < 0 else (ABOVE, BELOW):
+        gains = np.array([1 + SIGNS[side] * bet.stakes_SKR[side] * (bet.values_R - truth) for bet in bets])
+        assert gains.min() > 0
+        wealth = gains.cumprod(axis=2)
+        assert np.tensordot(chances, wealth, axes=1) == pytest.approx(np.ones(wealth.shape[1:]))
+
+
+@pytest.mark.parametrize("name", ["answers", "clusters", "guesses"])
+def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name: str) -> None:
+    population, shares = small(name)
+    truth = wanted(population, shares)
+    for bound in (truth, truth - 0.15):
+        missed = 0.0
+        for chance, path in all_paths(population, shares, Evidence(population, bound, 0.3)):
+            low, high = limits(joined(path), bound, (-1, 1), 0.6)  # what was ever rejected stays so
+            missed += chance * (low > truth + 1e-9 or high < truth - 1e-9)
+        assert missed <= 0.4
+
+
+def test_last_draw_has_the_truth_itself() -> None:
+    population, shares = small("clusters")
+    for _, path in list(all_paths(population, shares, Evidence(population, 0.2, 0.1)))[:10]:
+        assert path[-1].values_R == pytest.approx(wanted(population, shares))
+
+
+def test_many_runs_at_once_are_single_runs() -> None:
+    population, shares = small("answers")
+    orders = np.array([[0, 3, 1, 4], [2, 1, 4, 0]])
+    together = Evidence(population, -0.1, 0.1, num_runs=2)
+    alone = [Evidence(population, -0.1, 0.1) for _ in orders]
+    for documents in orders.T:
+        scores = together.scores()
+        where = population.strata_N[documents], shares[documents], population.weights_N[documents]
+        values = together.observe(*where, scores).values_R
+        for run, evidence in enumerate(alone):
+            one = evidence.observe(*(array[[run]] for array in where), evidence.scores())
+            assert one.values_R[0] == values[run]
+    assert together.peaks_SR.tolist() == np.concatenate([one.peaks_SR for one in alone], axis=1).tolist()
+
+
+def test_distance_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="not positive"):
+        Evidence(small("answers")[0], 0.0, 0.0)
+
+
+def test_guard_draws_sure_strata_often_enough_for_the_stakes() -> None:
+    population = difference_population(np.ones(1000), np.arange(1000.0))
+    evidence = Evidence(population, -0.01, 0.01)
+    for document in range(0, 1000, 10):  # nothing flips: all strata are believed to be sure
+        stratum = population.strata_N[[document]]
+        evidence.observe(stratum, np.ones(1), np.full(1, 0.001), evidence.scores())
+    assert evidence.scores().min() >= 0.05
+
+
+def test_guard_is_left_out_where_only_gains_are_unseen() -> None:
+    population = difference_population(np.repeat([1.0, 0.0], 100))
+    evidence = Evidence(population, -0.05, 0.05)
+    for document in range(200):  # half of each
+        if document % 2:
+            stratum, share = population.strata_N[[document]], np.array([float(document < 100)])
+            evidence.observe(stratum, share, population.weights_N[[document]], evidence.scores())
+    right, wrong = population.strata_N[[0, 199]]
+    assert evidence.scores()[0, right] > 2 * evidence.scores()[0, wrong]

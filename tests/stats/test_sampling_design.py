@@ -1,0 +1,123 @@
+"""Strata, weights and draws, against counting and exact probabilities of small cases."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from olive_ext.stats.sampling_design import (
+    Population,
+    Queues,
+    difference_population,
+    draw_probabilities,
+    mean_population,
+)
+
+
+def test_wanted_number_is_the_offset_and_the_weighted_shares() -> None:
+    random = np.random.default_rng(0)
+    reference, candidate = random.integers(0, 2, 40).astype(float), random.integers(0, 2, 40).astype(float)
+    population = difference_population(reference, random.random(40))
+    shares = population.shares(np.arange(40), candidate - reference)
+    assert shares.tolist() == candidate.tolist()
+    assert population.offset + population.weights_N @ shares == pytest.approx(np.mean(candidate - reference))
+
+
+def test_mean_over_positions_weighs_documents_by_their_positions() -> None:
+    kl = [np.array([0.1, 0.3]), np.array([0.2]), np.zeros(0), np.array([0.0, 0.0, 1.0])]
+    counts = np.array([len(one) for one in kl])
+    population = mean_population(counts, highest=2.0)
+    values = np.array([one.mean() if len(one) else 0 for one in kl])
+    counted = np.flatnonzero(counts)
+    shares = population.shares(counted, values[counted])
+    wanted = population.offset + population.weights_N[counted] @ shares
+    assert wanted == pytest.approx(np.concatenate(kl).mean())
+
+
+def test_strata_separate_right_from_wrong_and_halve_towards_the_least_sure() -> None:
+    random = np.random.default_rng(1)
+    reference, sureness = (random.random(1000) < 0.7).astype(float), random.random(1000)
+    population = difference_population(reference, sureness)
+    for side in (0.0, 1.0):
+        members = np.flatnonzero(reference == side)
+        found = np.unique(population.strata_N[members])
+        assert len(found) == 5
+        assert not set(found) & set(population.strata_N[reference != side])
+        ordered = population.strata_N[members[np.argsort(sureness[members])]]
+        assert (np.diff(ordered) >= 0).all()
+        assert np.bincount(ordered)[found[-1]] == -(-len(members) // 2)
+        assert np.bincount(ordered)[found[0]] == len(members) // 16
+
+
+@pytest.mark.parametrize("count", [1, 7, 15, 50])
+def test_small_tasks_have_fewer_strata(count: int) -> None:
+    population = difference_population(np.ones(count), np.arange(count))
+    sizes = np.bincount(population.strata_N)
+    assert sizes.sum() == count
+    assert len(sizes) == 1 or sizes.min() >= 8
+
+
+def test_without_sureness_documents_are_told_apart_by_the_references_answer() -> None:
+    population = difference_population([1, 0, 1, 0, 0])
+    assert population.strata_N.tolist() == [1, 0, 1, 0, 0] or population.strata_N.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_expected_flips_are_more_where_the_reference_is_less_sure() -> None:
+    population = difference_population(np.ones(160), np.arange(160))
+    assert population.expected_H.tolist() == [0.75, 0.875, 0.9375, 0.96875, 0.984375]
+
+
+@pytest.mark.parametrize("value", [0.5, -1.5, np.nan])
+def test_value_outside_its_limits_is_refused(value: float) -> None:
+    population = difference_population([1.0])
+    with pytest.raises(ValueError, match="outside the limits"):
+        population.shares(np.array([0]), [value])
+
+
+def test_draws_visit_every_document_once_and_repeat_with_the_seed() -> None:
+    population = mean_population([3, 0, 2, 1, 4, 1], highest=1.0)
+    scores = np.ones(1)
+
+    def drawn(seed: int) -> list[int]:
+        queues = Queues(population, np.random.default_rng(seed))
+        first = queues.draw(2, population.unseen_H, scores)
+        left = np.array([population.weights_N.sum() - population.weights_N[first].sum()])
+        return [*first.tolist(), *queues.draw(99, left, scores).tolist()]
+
+    assert sorted(drawn(0)) == [0, 2, 3, 4, 5]  # the one without positions is never asked
+    assert drawn(0) == drawn(0)
+    assert any(drawn(0) != drawn(seed) for seed in range(1, 5))
+
+
+def test_orders_have_the_probabilities_of_successive_draws_by_weight() -> None:
+    population = mean_population([1, 2, 3], highest=1.0)
+    counts = dict.fromkeys(permutations(range(3)), 0)
+    random, times = np.random.default_rng(0), 1000
+    for _ in range(times):
+        counts[tuple(Queues(population, random).draw(3, population.unseen_H, np.ones(1)).tolist())] += 1
+    for order, count in counts.items():
+        sizes = np.array([1, 2, 3])[list(order)]
+        expected = sizes[0] / 6 * sizes[1] / (6 - sizes[0])
+        assert count / times == pytest.approx(expected, abs=4 * np.sqrt(expected / times))
+
+
+def test_neyman_allocation_has_the_least_variance() -> None:
+    unseen, deviations = np.array([[0.5, 0.3, 0.2]]), np.array([[0.1, 0.5, 0.3]])
+    best = draw_probabilities(unseen, deviations)
+
+    def variance(probabilities: np.ndarray) -> float:
+        return float(np.sum((unseen * deviations) ** 2 / probabilities))
+
+    assert variance(best) == pytest.approx(float(np.sum(unseen * deviations)) ** 2)
+    random = np.random.default_rng(0)
+    assert all(variance(random.dirichlet(np.ones(3))) >= variance(best) for _ in range(200))
+
+
+def test_removing_the_last_document_leaves_exactly_nothing() -> None:
+    population = Population(np.full(3, 1.0), np.zeros(3), np.ones(3), np.zeros(3, np.int64), np.array([0.5]))
+    unseen = population.unseen_H[None].copy()
+    for weight in population.weights_N:
+        population.remove(unseen, np.array([0]), np.array([weight]))
+    assert unseen.tolist() == [[0.0]]

@@ -1,0 +1,156 @@
+"""Whole samplers: verdicts, what they ask, and how often they are wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from olive_ext.stats.sampling_design import Population, difference_population, mean_population
+from olive_ext.stats.stopping import Claim, Decision, Sampler
+
+WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
+
+
+def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[Decision, list[int]]:
+    """The decision of a sampler that runs until there is one, and the documents it asked."""
+    sampler, documents = Sampler(population, claim, seed), []
+    while sampler.verdict == "open":
+        batch = sampler.next_batch()
+        documents += batch.tolist()
+        sampler.update(values[batch])
+    return sampler.decision(), documents
+
+
+def answers(count: int, lost: float, gained: float, seed: int = 0) -> tuple[Population, np.ndarray]:
+    """Answers that flip where the reference is least sure, and their differences."""
+    random = np.random.default_rng(seed)
+    reference, sureness = (np.arange(count) % 4 > 0).astype(float), random.random(count)
+    candidate = reference.copy()
+    for side, share in ((1, lost), (0, gained)):
+        members = np.flatnonzero(reference == side)
+        weakest = members[np.argsort(sureness[members] + 0.2 * random.random(len(members)))]
+        candidate[weakest[: round(share * count)]] = 1 - side
+    return difference_population(reference, sureness), candidate - reference
+
+
+def test_equal_model_is_certain_after_a_few_hundred_of_ten_thousand() -> None:
+    decision, documents = asked(*answers(10_000, 0, 0), WITHIN_ONE_POINT)
+    assert decision.verdict == "kept"
+    assert len(documents) == len(set(documents)) == decision.num_evaluated < 500
+    assert decision.num_documents == 10_000
+    assert -0.01 <= decision.low <= decision.estimate <= decision.high < 0.03
+
+
+def test_model_that_loses_five_points_is_broken_within_a_tenth() -> None:
+    decision, _ = asked(*answers(10_000, 0.06, 0.01), WITHIN_ONE_POINT)
+    assert decision.verdict == "broken"
+    assert decision.num_evaluated < 1000
+    assert decision.high <= -0.01
+
+
+def test_model_that_breaks_only_what_the_reference_is_surest_of_is_caught() -> None:
+    random = np.random.default_rng(0)
+    reference, sureness = np.ones(10_000), random.random(10_000)
+    differences = np.where(sureness > np.quantile(sureness, 0.97), -1.0, 0.0)
+    decision, _ = asked(difference_population(reference, sureness), differences, WITHIN_ONE_POINT)
+    assert decision.verdict == "broken"
+    assert decision.num_evaluated < 5000
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(1, "kept"), (2, "broken")])
+def test_small_task_at_its_bound_is_decided_by_all_documents(lost: int, verdict: str) -> None:
+    differences = np.zeros(100)
+    differences[:lost] = -1
+    decision, documents = asked(difference_population(np.ones(100)), differences, WITHIN_ONE_POINT)
+    assert decision.verdict == verdict
+    if decision.num_evaluated == 100:
+        assert decision.low == decision.high == decision.estimate == pytest.approx(-lost / 100)
+    assert len(set(documents)) == len(documents)
+
+
+def test_continues_to_all_without_asking_anything_twice() -> None:
+    population, differences = answers(1000, 0.02, 0.01)
+    sampler = Sampler(population, WITHIN_ONE_POINT)
+    first = sampler.next_batch()
+    sampler.update(differences[first])
+    rest = sampler.next_batch(1000)
+    sampler.update(differences[rest])
+    assert sorted([*first, *rest]) == list(range(1000))
+    assert not len(sampler.next_batch())
+    decision = sampler.decision()
+    assert decision.estimate == decision.low == decision.high == pytest.approx(differences.mean())
+    assert decision.verdict == "kept"  # exactly at the bound, despite rounding
+
+
+def test_draws_repeat_with_the_seed() -> None:
+    population, differences = answers(500, 0.05, 0.05)
+    assert asked(population, differences, WITHIN_ONE_POINT, 1) == asked(population, differences, WITHIN_ONE_POINT, 1)
+    first, second = (asked(population, differences, WITHIN_ONE_POINT, seed)[1] for seed in (1, 2))
+    assert first != second
+
+
+def test_disagreement_and_kl_are_decided_over_documents() -> None:
+    random = np.random.default_rng(0)
+    positions = random.integers(1, 40, 800)
+    shares = random.beta(2, 60, 800)  # 3 % of positions
+    within = Claim(0.1, "below", 0.1)
+    decision, _ = asked(mean_population(positions, 1.0, random.random(800)), shares, within)
+    assert decision.verdict == "kept"
+    assert decision.num_evaluated < 200
+    beyond = Claim(0.01, "below", 0.01)
+    assert asked(mean_population(positions, 1.0), shares, beyond)[0].verdict == "broken"
+
+
+def test_documents_without_positions_are_not_asked() -> None:
+    decision, documents = asked(mean_population([0, 5, 0, 2], 1.0), np.full(4, 0.5), Claim(0.5, "below", 0.5))
+    assert sorted(documents) == [1, 3]
+    assert decision.verdict == "kept"
+    assert decision.num_documents == 2
+
+
+def test_values_and_batches_take_turns() -> None:
+    sampler = Sampler(difference_population([1, 0, 1]), WITHIN_ONE_POINT)
+    with pytest.raises(ValueError, match="no batch"):
+        sampler.update([])
+    sampler.next_batch(2)
+    with pytest.raises(ValueError, match="missing"):
+        sampler.next_batch()
+
+
+def test_wrong_verdicts_at_the_bound_are_rarer_than_the_error() -> None:
+    population, differences = answers(80, 0.1, 0.1)
+    claim = Claim(float(differences.mean()) + 1e-6, "above", 0.1, confidence=0.7)
+    verdicts = [asked(population, differences, claim, seed)[0].verdict for seed in range(60)]
+    assert verdicts.count("kept") <= 25  # 18 and two standard deviations
+
+
+def test_estimates_at_a_fixed_number_are_unbiased() -> None:
+    population, differences = answers(400, 0.1, 0.03)
+    estimates = []
+    for seed in range(40):
+        sampler = Sampler(population, WITHIN_ONE_POINT, seed)
+        for count in (20, 20, 60):
+            sampler.update(differences[sampler.next_batch(count)])
+        estimates.append(sampler.decision().estimate)
+    error = np.std(estimates) / np.sqrt(len(estimates))
+    assert np.mean(estimates) == pytest.approx(differences.mean(), abs=3 * error)
+    assert np.std(estimates) < np.std(differences) / np.sqrt(100)  # less than of 100 documents drawn alike
+
+
+def test_asked_documents_stand_for_their_strata() -> None:
+    population, differences = answers(400, 0.1, 0.03)
+    sampler = Sampler(population, WITHIN_ONE_POINT)
+    sampler.update(differences[sampler.next_batch(100)])
+    documents, numbers = sampler.representation()
+    assert len(documents) == 100
+    for stratum in np.unique(population.strata_N):
+        members = population.strata_N == stratum
+        assert numbers[members[documents]].sum() == pytest.approx(members.sum())
+
+
+def test_claims_of_opposite_directions_mirror_each_other() -> None:
+    population, differences = answers(1000, 0.06, 0.0)
+    kept = asked(population, differences, Claim(-0.01, "above", 0.01))[0]
+    broken = asked(population, differences, Claim(-0.01, "below", 0.01))[0]
+    assert (kept.verdict, broken.verdict) == ("broken", "kept")
+    assert (kept.low, kept.high, kept.num_evaluated) == (broken.low, broken.high, broken.num_evaluated)
