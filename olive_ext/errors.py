@@ -6,7 +6,7 @@ exits with 0, so nothing else may leave this package for a user's mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _MACHINE = (MemoryError, OSError, RuntimeError)
@@ -73,6 +73,12 @@ def one_line(error: BaseException, width: int = 300) -> str:
     name = type(error).__name__
     text = f"{name}: {first_line(error)}" if str(error).strip() else name
     return text if len(text) <= width else text[: width - 4] + " ..."
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """The first `most` names, and how many more there are, for an error's message."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager

@@ -4,8 +4,7 @@ The command line imports `check_recipe`, `check_model` and the `Findings` that t
 nothing of how a model is scored.
 """
 
-from olive_ext.check.findings import Fact, Findings, Section
-from olive_ext.check.model_check import check_model
+from olive_ext.check.model_check import Findings, check_model
 from olive_ext.check.recipe_check import check_recipe
 
-__all__ = ["Fact", "Findings", "Section", "check_model", "check_recipe"]
+__all__ = ["Findings", "check_model", "check_recipe"]

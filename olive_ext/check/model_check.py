@@ -1,18 +1,20 @@
 """What one model resolves to, with the reason for each decision: exactly what opening it would take.
 
-On request its two forms of the graph are compared on real tokens. Knows no recipe.
+`Findings` are facts and problems, plain data. On request the model's two forms of the graph are compared on real
+tokens. Knows no recipe.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.check.findings import Findings, Section
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import ResolvedModel, resolve
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ _NOTHING_TO_VERIFY = {
     "genai": "there is nothing to verify: onnxruntime-genai runs the graphs as they are",
 }
 
-
 PAIRS = (
     ("The capital of France is", " Paris, and the capital of Italy is Rome."),
     ("The capital of France is", " a word that this sentence does not give away."),
@@ -46,6 +47,64 @@ LARGEST_DIFFERENCE = 1e-2
 differs by far more."""
 
 
+@dataclass(frozen=True)
+class Fact:
+    """One line: what it is about, what it came to, and why."""
+
+    name: str
+    value: str
+    reason: str = ""
+
+
+@dataclass
+class Section:
+    """Facts about one thing, in the order of resolution."""
+
+    title: str
+    facts: list[Fact] = field(default_factory=list)
+
+    def add(self, name: str, value: object, reason: str = "") -> None:
+        self.facts.append(Fact(name, str(value), reason))
+
+    def __str__(self) -> str:
+        width = max((len(fact.name) for fact in self.facts), default=0)
+        lines = [
+            f"  {fact.name:<{width}}  {fact.value}{f'  ({fact.reason})' if fact.reason else ''}\n"
+            for fact in self.facts
+        ]
+        return "".join([f"{self.title}\n", *lines])
+
+
+@dataclass
+class Findings:
+    """Everything a check found; `problems` are sentences that name what is wrong."""
+
+    sections: list[Section] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def section(self, title: str) -> Section:
+        """A new section at the end."""
+        self.sections.append(Section(title))
+        return self.sections[-1]
+
+    @contextmanager
+    def noting_problems(self) -> Iterator[None]:
+        """A user's error in the block becomes a problem, and the check goes on behind it."""
+        try:
+            yield
+        except OliveExtError as error:
+            self.problems.append(str(error))
+
+    def extend(self, other: Findings, where: str) -> None:
+        """Takes over what another check found, under titles that begin with `where`."""
+        self.sections += [Section(f"{where}: {section.title}", section.facts) for section in other.sections]
+        self.problems += [f"{where}: {problem}" for problem in other.problems]
+
+    def text(self) -> str:
+        """The sections for a terminal: names in a column, reasons behind the values."""
+        return "\n".join(str(section) for section in self.sections if section.facts)
+
+
 def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: Any = None) -> Findings:
     """Files, providers, KV layout, tokenizer, scoring head and all decisions; what goes wrong is a problem.
 
@@ -54,7 +113,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
     """
     findings = Findings()
     with findings.noting_problems():
-        model = resolve(config.opening(), handed_over=handed_over).with_reference(config.reference is not None)
+        model = replace(resolve(config.opening(), handed_over=handed_over), is_compared=config.reference is not None)
         _check(model, findings)
         if verify and (problem := _NOTHING_TO_VERIFY.get(model.runtime[0])):
             findings.problems.append(problem)
@@ -122,19 +181,12 @@ def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> N
 
 def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:
     """(which layers, their layout), one entry for neighbouring layers that are alike. Keys and values alternate."""
-    layers = [(index // 2, _kv_tensor(tensor)) for index, tensor in enumerate(kv)]
-    per_layer = [
-        (layer, " / ".join(dict.fromkeys(text for _, text in group)))
-        for layer, group in groupby(layers, key=lambda item: item[0])
-    ]
-    for layout, run in groupby(per_layer, key=lambda item: item[1]):
+    texts = [f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}" for tensor in kv]
+    per_layer = [" / ".join(dict.fromkeys(texts[index : index + 2])) for index in range(0, len(texts), 2)]
+    for layout, run in groupby(enumerate(per_layer), key=lambda item: item[1]):
         numbers = [layer for layer, _ in run]
         name = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]}-{numbers[-1]}"
         yield name, layout
-
-
-def _kv_tensor(tensor: KvTensor) -> str:
-    return f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}"
 
 
 def _elem_type(number: int) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olive_ext.check.findings import Findings
-from olive_ext.check.model_check import check_model
+from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.run.bounds import refuse_names
@@ -31,11 +30,11 @@ class Block:
 
     @property
     def type(self) -> str:
-        """The type's last component; Olive reads passes without regard to case or to a leading path."""
         return str(self.keys.get("type", ""))
 
     @property
     def is_ours(self) -> bool:
+        """Olive reads the types of passes without regard to case or to a leading path."""
         if self.is_pass:
             return self.type.rpartition(".")[2].lower() == PASS_TYPE.lower()
         return self.type == EVALUATOR_TYPE

@@ -5,17 +5,16 @@ model and no framework.
 """
 
 from olive_ext.config.base import Strict, accepts
-from olive_ext.config.engine import EngineConfig
-from olive_ext.config.evaluation import Bound, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.config.model import (
+from olive_ext.config.evaluation import (
     INPUT_MODEL,
-    ExecutionSettings,
-    ModelConfig,
-    ModelSettings,
-    OpenSettings,
+    Bound,
+    EvaluationConfig,
+    EvaluationSettings,
     ReferenceConfig,
+    WorkflowSettings,
 )
-from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, SchemaKind, schema
+from olive_ext.config.model import EngineConfig, ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
+from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, schema
 
 __all__ = [
     "EVALUATOR_TYPE",
@@ -31,7 +30,6 @@ __all__ = [
     "ModelSettings",
     "OpenSettings",
     "ReferenceConfig",
-    "SchemaKind",
     "Strict",
     "WorkflowSettings",
     "accepts",

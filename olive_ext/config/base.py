@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -79,11 +79,10 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
         return f"missing key '{key}'"
     if item["type"] == "extra_forbidden":
         return f"unknown key '{key}': {_hint(names[-1], owner)}"
+    message = item["msg"].removeprefix("Value error, ")
     if not names:
-        message = item["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
     is_own = item["type"] == "value_error"
-    message = item["msg"].removeprefix("Value error, ")
     if names[-1] not in owner.model_fields:  # a whole item of a list
         return f"{key}: {message}" if is_own else f"'{key}' = {_short(item['input'])}: give a mapping"
     if is_own and nested_model(owner, names[-1]) is not None:
@@ -155,8 +154,8 @@ def _words(annotation: Any, constraints: list[Any]) -> str:
         return _or([_words(branch, constraints) for branch in branches])
     if origin is Literal:
         return _or([json.dumps(value) for value in get_args(annotation)])
-    if origin in _CONTAINERS:
-        return _CONTAINERS[origin](get_args(annotation), constraints)
+    if origin in (list, tuple, dict):
+        return _container(origin, get_args(annotation), constraints)
     return _scalar(annotation, constraints)
 
 
@@ -180,20 +179,13 @@ def _bound(constraints: list[Any], name: str) -> Any:
     return None
 
 
-def _list(items: tuple[Any, ...], constraints: list[Any]) -> str:
-    least = _bound(constraints, "min_length")
-    return f"a {'non-empty ' if least else ''}list, each item {_words(items[0], [])}"
-
-
-def _pair(items: tuple[Any, ...], constraints: list[Any]) -> str:
-    return f"a pair [{', '.join(_words(item, []) for item in items)}]"
-
-
-def _mapping(items: tuple[Any, ...], constraints: list[Any]) -> str:
-    return "a mapping" if items[1] is Any else f"a mapping of names, each to {_words(items[1], [])}"
-
-
-_CONTAINERS: dict[Any, Callable[[tuple[Any, ...], list[Any]], str]] = {list: _list, tuple: _pair, dict: _mapping}
+def _container(kind: type, items: tuple[Any, ...], constraints: list[Any]) -> str:
+    words = [_words(item, []) for item in items]
+    if kind is list:
+        return f"a {'non-empty ' if _bound(constraints, 'min_length') else ''}list, each item {words[0]}"
+    if kind is tuple:
+        return f"a pair [{', '.join(words)}]"
+    return "a mapping" if items[1] is Any else f"a mapping of names, each to {words[1]}"
 
 
 def _or(words: list[str]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word
-from olive_ext.config.engine import EngineConfig
 from olive_ext.config.evaluation import Limit
-from olive_ext.config.model import ProviderOptions
+from olive_ext.config.model import EngineConfig, ProviderOptions
 
 Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]
 
@@ -115,5 +114,4 @@ class BenchConfig(Strict):
         """The peers to run, in the order given."""
         if self.peers is not None:
             return tuple(self.peers)
-        others: tuple[Peer, ...] = ("onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai")
-        return others if self.hf is None else ("hf", *others)
+        return tuple(peer for peer in get_args(Peer) if peer != "hf" or self.hf is not None)

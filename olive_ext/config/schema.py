@@ -39,29 +39,29 @@ _PASS_KEYS: Json = {
 }
 
 
+_TITLES = {
+    "evaluator": f"{EVALUATOR_TYPE} block of an Olive recipe",
+    "pass": f"{PASS_TYPE} pass of an Olive recipe",
+    "recipe": f"Olive recipe with {EVALUATOR_TYPE} or {PASS_TYPE} blocks",
+}
+
+
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
-    if kind == "evaluator":
-        return _block("OrtLMEvaluator block of an Olive recipe", _EVALUATOR_KEYS, "type_args")
-    if kind == "pass":
-        return _block("OrtLMEvaluation pass of an Olive recipe", _PASS_KEYS, "config")
-    return _recipe()
+    settings = _tidy(WorkflowSettings.model_json_schema())
+    definitions = settings.get("$defs", {})
+    blocks = {
+        "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
+        "pass": _block(settings["properties"], _PASS_KEYS, "config"),
+    }
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
+    if kind == "recipe":
+        return {**head, **_recipe(), "$defs": {**definitions, **blocks}}
+    return {**head, **blocks[kind], "$defs": definitions}
 
 
-def _document(title: str, body: Json, definitions: Json) -> Json:
-    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
-    return {**head, **body, "$defs": definitions}
-
-
-def _settings() -> tuple[Json, Json]:
-    """The properties of the settings and the definitions they refer to, descriptions on one line each."""
-    whole = _tidy(WorkflowSettings.model_json_schema())
-    return whole["properties"], whole.get("$defs", {})
-
-
-def _body(olive_keys: Json, nested_key: str) -> Json:
+def _block(properties: Json, olive_keys: Json, nested_key: str) -> Json:
     """Our keys stand in the block itself or under `nested_key`, as Olive allows."""
-    properties, _ = _settings()
     nested = {
         "type": "object",
         "description": "Another place for the keys of this block.",
@@ -77,17 +77,13 @@ def _body(olive_keys: Json, nested_key: str) -> Json:
     }
 
 
-def _block(title: str, olive_keys: Json, nested_key: str) -> Json:
-    return _document(title, _body(olive_keys, nested_key), _settings()[1])
-
-
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
     evaluator = _when_ours(EVALUATOR_TYPE, "evaluator")
     ours = _when_ours(PASS_TYPE, "pass")
     pass_block = {**ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}
-    body = {
+    return {
         "type": "object",
         "required": ["input_model"],
         "properties": {
@@ -105,12 +101,6 @@ def _recipe() -> Json:
             **inline,
         },
     }
-    definitions = {
-        **_settings()[1],
-        "evaluator": _body(_EVALUATOR_KEYS, "type_args"),
-        "pass": _body(_PASS_KEYS, "config"),
-    }
-    return _document(f"Olive recipe with {EVALUATOR_TYPE} or {PASS_TYPE} blocks", body, definitions)
 
 
 def _when_ours(type_name: str, definition: str) -> Json:
@@ -126,11 +116,9 @@ def _tidy(value: Any) -> Any:
         return [_tidy(item) for item in value]
     if not isinstance(value, dict):
         return value
-    tidy = {}
-    for key, item in value.items():
-        if isinstance(item, str):
-            if key != "title":
-                tidy[key] = " ".join(item.split()) if key == "description" else item
-        else:
-            tidy["items" if key == "prefixItems" else key] = _tidy(item)
+    tidy = {"items" if key == "prefixItems" else key: _tidy(item) for key, item in value.items()}
+    if isinstance(tidy.get("description"), str):
+        tidy["description"] = " ".join(tidy["description"].split())
+    if isinstance(tidy.get("title"), str):
+        del tidy["title"]
     return tidy

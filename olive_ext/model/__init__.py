@@ -6,11 +6,11 @@ tokenizer's class and no Olive beyond the model_config.json that it leaves in a 
 
 from olive_ext.model.content import content_hash, external_data_plan, size_on_disk
 from olive_ext.model.decisions import Decision
-from olive_ext.model.locate import locate, model_kind
+from olive_ext.model.locate import locate
 from olive_ext.model.ort_session import open_session
-from olive_ext.model.providers import available_providers, check_distributions, register_libraries, resolve_providers
+from olive_ext.model.providers import available_providers, register_libraries, resolve_providers
 from olive_ext.model.resolve import ResolvedModel, resolve
-from olive_ext.model.types import DecoderSpec, KvTensor, ModelFiles, Provider, TensorSpec
+from olive_ext.model.types import DecoderSpec, KvTensor, ModelFiles, Provider
 
 __all__ = [
     "Decision",
@@ -19,13 +19,10 @@ __all__ = [
     "ModelFiles",
     "Provider",
     "ResolvedModel",
-    "TensorSpec",
     "available_providers",
-    "check_distributions",
     "content_hash",
     "external_data_plan",
     "locate",
-    "model_kind",
     "open_session",
     "register_libraries",
     "resolve",

@@ -36,13 +36,10 @@ class AttentionNodes:
         node, index = self._readers[past][0]
         return node.output[index - 2] if index in (3, 4) and len(node.output) > index - 2 else None
 
-    def kv_heads(self, past: str) -> int | None:
+    def number(self, past: str, name: str) -> int:
+        """The attribute `name` of the only reader of `past`; 0 where it has none."""
         node = self.node(past)
-        return None if node is None else attribute(node, "kv_num_heads", 0) or None
-
-    def is_4bit(self, past: str) -> bool:
-        node = self.node(past)
-        return node is not None and attribute(node, "kv_cache_bit_width", 0) == 4
+        return 0 if node is None else attribute(node, name)
 
     def window(self, past: str) -> int | None:
         """Positions that the layer keeps where it drops older ones (sliding_window_cache=1); None where it keeps all.
@@ -50,18 +47,22 @@ class AttentionNodes:
         A layer that only looks at a window (local_window_size alone) keeps all.
         """
         node = self.node(past)
-        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache", 0):
+        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache"):
             return None
-        return attribute(node, "local_window_size", 0)
+        return attribute(node, "local_window_size")
+
+    def stored(self, past: str, head_size: int) -> int:
+        """Numbers that the cache holds for `head_size` of the attention: 4-bit caches hold two in a byte."""
+        return (head_size + 1) // 2 if self.number(past, "kv_cache_bit_width") == 4 else head_size
 
     def head_size(self, past: str) -> int | None:
-        """Last axis of the cache: that of the attention's output, by head; 4-bit caches hold two numbers a byte."""
+        """Last axis of the cache, from that of the attention's output; None where the graph does not tell."""
         node = self.node(past)
-        if node is None or not (num_heads := attribute(node, "num_heads", 0)):
+        if node is None or not (num_heads := attribute(node, "num_heads")):
             return None
         for value in self._graph.value_info:
             if value.name == node.output[0] and isinstance(width := tensor_spec(value).shape[-1], int):
-                return (width // num_heads + 1) // 2 if self.is_4bit(past) else width // num_heads
+                return self.stored(past, width // num_heads)
         return None
 
 
@@ -88,38 +89,39 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, tensor.elem_type, tuple(dims))
 
 
-def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(entry.i) for entry in node.attribute if entry.name == name), default)
+def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
+    """The inputs by name, without weights, which older graphs list among them."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
 
 
-def has_step_scales(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether all tokens of a step share a scale, so that what is fed together changes the numbers."""
-    return any(node.op_type in _ONE_SCALE for node in nodes)
+def attribute(node: onnx.NodeProto, name: str) -> int:
+    return next((int(entry.i) for entry in node.attribute if entry.name == name), 0)
 
 
-def rounds_rows(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether activations are rounded to few bits, each row by itself."""
-    return any(_is_by_row(node) for node in nodes)
+def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Nodes that give all tokens of a step one scale, so that what is fed together changes the numbers."""
+    return sum(node.op_type in _ONE_SCALE for node in nodes)
 
 
-def _is_by_row(node: onnx.NodeProto) -> bool:
-    is_int8 = node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8
-    return is_int8 or node.op_type == "QuantizeLinear"
+def num_row_roundings(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Nodes that round activations to few bits, each row by itself."""
+    return sum(
+        node.op_type == "QuantizeLinear"
+        or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level") == _INT8)
+        for node in nodes
+    )
 
 
-def rounding_notes(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     """One sentence for each kind of rounding; none where activations stay as they are."""
-    one_scale = by_row = 0
-    for node in nodes:
-        one_scale += node.op_type in _ONE_SCALE
-        by_row += _is_by_row(node)
     notes = []
-    if one_scale:
+    if one_scale := num_step_scales(nodes):
         notes.append(
             f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): each request "
             "is fed whole and alone, because chunks, shared prefixes and batches would change its scores"
         )
-    if by_row:
+    if by_row := num_row_roundings(nodes):
         notes.append(
             f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
             "4 or QuantizeLinear): a difference in the last bit, as between one token a step and several, can grow to "

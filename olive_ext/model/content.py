@@ -9,9 +9,10 @@ locations are rewritten relative to it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from olive_ext.errors import ModelError
@@ -19,41 +20,30 @@ from olive_ext.model.folders import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24
-HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
-_HF_FILES = ("config.json", *HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
+_HF_FILES = ("config.json", *_HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
 """All that may decide a Hugging Face model's numbers."""
-
-Update = Callable[[bytes | memoryview], object]
 
 
 def content_hash(files: ModelFiles) -> str:
     """Digest (32 hex digits) of everything that decides a model's numbers: graph, external data, genai_config.json's
     `model`, tokenizer and chat template. The same wherever the files lie; reads all of them (about 1 s/GB)."""
-    digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
-    _add(digest.update, "genai_config", json.dumps(files.genai_config.get("model"), sort_keys=True).encode())
-    _add_file(digest.update, "decoder", files.decoder)
-    for index, path in enumerate(files.weights):
-        _add_file(digest.update, f"weights {index}", path)
+    config = json.dumps(files.genai_config.get("model"), sort_keys=True).encode()
+    parts: list[tuple[str, Path | bytes]] = [("genai_config", config), ("decoder", files.decoder)]
+    parts += ((f"weights {index}", path) for index, path in enumerate(files.weights))
     for part, companion in files.companions.items():
-        for index, path in enumerate((companion.graph, *companion.weights)):
-            _add_file(digest.update, f"{part} {index}", path)
+        parts += ((f"{part} {index}", path) for index, path in enumerate((companion.graph, *companion.weights)))
     token_files = tokenizer_files(files.tokenizer)
-    for path in token_files:
-        _add_file(digest.update, f"tokenizer {path.name}", path)
-    if not token_files:
-        _add(digest.update, "tokenizer", files.tokenizer.encode())
-    return digest.hexdigest()[:32]
+    parts += ((f"tokenizer {path.name}", path) for path in token_files)
+    return _digest(parts if token_files else [*parts, ("tokenizer", files.tokenizer.encode())])
 
 
 def hf_content_hash(folder: Path) -> str:
     """Digest (32 hex digits) of a Hugging Face model's weights, configuration and tokenizer in `folder`."""
-    digest = hashlib.sha256()
     files = {path for pattern in _HF_FILES for path in folder.glob(pattern)}
-    for path in sorted(files):
-        _add_file(digest.update, path.name, path)
-    return digest.hexdigest()[:32]
+    return _digest([(path.name, path) for path in sorted(files)])
 
 
 def size_on_disk(files: ModelFiles) -> int:
@@ -66,7 +56,7 @@ def size_on_disk(files: ModelFiles) -> int:
 
 def hf_weights(folder: Path) -> list[Path]:
     """The weight files of the Hugging Face model in `folder`; none where it is only known by name."""
-    return sorted(file for pattern in HF_WEIGHTS for file in folder.glob(pattern))
+    return sorted(file for pattern in _HF_WEIGHTS for file in folder.glob(pattern))
 
 
 def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
@@ -104,14 +94,14 @@ def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, d
     return folder, {old: new for old, new in moved.items() if old != new}
 
 
-def _add(update: Update, label: str, content: bytes) -> None:
-    update(f"{label} {len(content)}\n".encode())
-    update(content)
-
-
-def _add_file(update: Update, label: str, path: Path) -> None:
-    update(f"{label} {path.stat().st_size}\n".encode())
+def _digest(parts: Iterable[tuple[str, Path | bytes]]) -> str:
+    """32 hex digits of labels and contents, a file's or the bytes themselves."""
+    digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            update(buffer[:count])
+    for label, part in parts:
+        size = len(part) if isinstance(part, bytes) else part.stat().st_size
+        digest.update(f"{label} {size}\n".encode())
+        with io.BytesIO(part) if isinstance(part, bytes) else part.open("rb", buffering=0) as content:
+            while count := content.readinto(buffer):
+                digest.update(buffer[:count])
+    return digest.hexdigest()[:32]

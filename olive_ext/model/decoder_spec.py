@@ -9,29 +9,20 @@ Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
 from onnx import TensorProto
 
-from olive_ext.errors import ModelError
-from olive_ext.model import attention
-from olive_ext.model.attention import AttentionNodes, rotary_rows, tensor_spec, window_notes
-from olive_ext.model.encoder_spec import read_cross_inputs
-from olive_ext.model.tensor_names import (
-    EMBEDDING_NAMES,
-    KV_NAMES,
-    PACKED_RANKS,
-    ROLE_NAMES,
-    ROLE_RANKS,
-    STATE_NAMES,
-    UNSUPPORTED,
-)
+from olive_ext.errors import ModelError, listed
+from olive_ext.model import attention, tensor_names
+from olive_ext.model.attention import AttentionNodes
+from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
+from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 Config = Mapping[str, Any]
-_INTEGER_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
 """Keys of config.json for the most positions of a decoder."""
 
@@ -56,8 +47,7 @@ def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSp
 
     Raises ModelError where it does not return them, or takes something that text does not have.
     """
-    reader = _Reader(model, {}, {})
-    return reader.read_embedding(tuple(wanted))
+    return _Reader(model, {}, {}).read_embedding(tuple(wanted))
 
 
 class _Reader:
@@ -68,37 +58,39 @@ class _Reader:
         self._model_config: Mapping[str, Any] = genai_config.get("model", {})
         self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
         self._hf_config = hf_config
-        weights = {tensor.name for tensor in model.graph.initializer}
-        inputs = (value for value in model.graph.input if value.name not in weights and value.name not in provided)
-        self._inputs = {value.name: tensor_spec(value) for value in inputs}
-        self._outputs = {value.name: tensor_spec(value) for value in model.graph.output}
+        inputs = attention.graph_inputs(model.graph)
+        self._inputs = {name: tensor for name, tensor in inputs.items() if name not in provided}
+        self._outputs = {value.name: attention.tensor_spec(value) for value in model.graph.output}
         self._attention = AttentionNodes(model.graph)
-        self._is_packed = any(name in self._inputs for name in ROLE_NAMES[Role.BLOCK_TABLE])
+        self._is_packed = any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.BLOCK_TABLE])
         self._notes: list[str] = []
 
     def read(self, max_length: int | None) -> DecoderSpec:
-        pairs = self._pairs(self._configured_kv_names() + KV_NAMES)
-        state_pairs = self._pairs(STATE_NAMES)
-        inputs = tuple(found for role in Role if (found := self._input(role)) is not None)
-        embeddings = tuple(name for name in self._inputs if name in EMBEDDING_NAMES)
+        inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
+        names = tensor_names.configured_names(tensor_names.pairs("past_{}_names", "present_{}_names"), inputs, outputs)
+        kv_names, state_names = self._pairs((*names, *tensor_names.KV_NAMES)), self._pairs(tensor_names.STATE_NAMES)
+        roles = tuple(found for role in Role if (found := self._input(role)) is not None)
+        embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
         cross = read_cross_inputs(self._inputs, self._model_config)
-        self._refuse_others({found.tensor.name for found in inputs} | {*pairs, *state_pairs, *embeddings, *cross.names})
-        if not embeddings and not any(found.role is Role.INPUT_IDS for found in inputs):
-            raise ModelError(f"the decoder has no input 'input_ids'; it has {_listed(self._inputs)}")
-        if not pairs and not state_pairs:
+        self._refuse_others(
+            {found.tensor.name for found in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
+        )
+        if not embeddings and not any(found.role is Role.INPUT_IDS for found in roles):
+            raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
+        if not kv_names and not state_names:
             raise ModelError(
                 "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
             )
-        kv = tuple(self._kv_tensor(past, present) for past, present in pairs.items())
-        states = tuple(self._state_tensor(past, present) for past, present in state_pairs.items())
+        kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
+        states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
         logits = self._logits()
-        self._notes.extend(window_notes(kv))
+        self._notes.extend(attention.window_notes(kv))
         obstacle = self._in_place_obstacle(kv, states)
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
         return DecoderSpec(
-            inputs=inputs,
+            inputs=roles,
             kv=kv,
             logits=logits,
             vocab_size=self._vocab_size(logits),
@@ -107,18 +99,18 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=not attention.has_step_scales(self._graph.node),
-            rounds_rows=attention.rounds_rows(self._graph.node),
+            is_splittable=not attention.num_step_scales(self._graph.node),
+            rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]
         if missing:
-            raise ModelError(f"the embedding graph returns {_listed(self._outputs)}; the decoder takes '{missing[0]}'")
+            raise ModelError(f"the embedding graph returns {listed(self._outputs)}; the decoder takes '{missing[0]}'")
         tokens = self._input(Role.INPUT_IDS)
         if tokens is None:
-            raise ModelError(f"the embedding graph has no input 'input_ids'; it has {_listed(self._inputs)}")
+            raise ModelError(f"the embedding graph has no input 'input_ids'; it has {listed(self._inputs)}")
         features = tuple(tensor for tensor in self._inputs.values() if tensor != tokens.tensor)
         for tensor in features:
             if len(tensor.shape) != 2 or not isinstance(tensor.shape[1], int):
@@ -127,15 +119,17 @@ class _Reader:
 
     def _input(self, role: Role) -> InputSpec | None:
         configured = self._decoder_config.get("inputs", {}).get(role.value)
-        tensor = next((self._inputs[name] for name in (configured, *ROLE_NAMES[role]) if name in self._inputs), None)
+        tensor = next(
+            (self._inputs[name] for name in (configured, *tensor_names.ROLE_NAMES[role]) if name in self._inputs), None
+        )
         if tensor is None:
             return None
-        accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else _INTEGER_TOKENS
+        accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else TOKEN_TYPES
         if tensor.elem_type not in accepted:
             kind = TensorProto.DataType.Name(tensor.elem_type)
             names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
             raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
-        accepted_ranks = (PACKED_RANKS if self._is_packed else ROLE_RANKS)[role]
+        accepted_ranks = (tensor_names.PACKED_RANKS if self._is_packed else tensor_names.ROLE_RANKS)[role]
         if len(tensor.shape) not in accepted_ranks:
             ranks = " or ".join(map(str, accepted_ranks))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
@@ -143,74 +137,42 @@ class _Reader:
 
     def _refuse_others(self, known: set[str]) -> None:
         others = [name for name in self._inputs if name not in known]
-        for pattern, reason in UNSUPPORTED:
+        for pattern, reason in tensor_names.UNSUPPORTED:
             for name in others:
                 if re.search(pattern, name):
                     raise ModelError(f"input '{name}' is not supported yet: {reason}")
         if others:
-            raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {_listed(self._inputs)}")
+            raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {listed(self._inputs)}")
 
-    def _configured_kv_names(self) -> tuple[tuple[str, str], ...]:
-        inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
-        return tuple(
-            (inputs[f"past_{part}_names"], outputs[f"present_{part}_names"])
-            for part in ("key", "value")
-            if f"past_{part}_names" in inputs and f"present_{part}_names" in outputs
-        )
-
-    def _pairs(self, names: Iterable[tuple[str, str]]) -> dict[str, str]:
+    def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
         """Past to present, by layer, each layer's tensors in the order of `names`."""
-        found: dict[str, tuple[int, int, str]] = {}
-        for rank, (past, present) in enumerate(names):
-            pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
-            for name in self._inputs:
-                match = pattern.fullmatch(name)
-                if not match or not match.groups():
-                    continue
-                output = present.replace("%d", match.group(1))
-                if name not in found or (found[name][2] not in self._outputs and output in self._outputs):
-                    found[name] = (int(match.group(1)), rank, output)
-        for name, (_, _, present) in found.items():
+        found: dict[str, tuple[int, str]] = {}
+        for past, layer, present in tensor_names.by_layer(self._inputs, names):
+            if past not in found or (found[past][1] not in self._outputs and present in self._outputs):
+                found[past] = layer, present
+        for past, (_, present) in found.items():
             if present not in self._outputs:
-                raise ModelError(f"input '{name}' has no output '{present}'; there are {_listed(self._outputs)}")
-        return {name: found[name][2] for name in sorted(found, key=lambda name: found[name][:2])}
+                raise ModelError(f"input '{past}' has no output '{present}'; there are {listed(self._outputs)}")
+        return {past: found[past][1] for past in sorted(found, key=lambda past: found[past][0])}
 
     def _kv_tensor(self, past: str, present: str) -> KvTensor:
         tensor = self._inputs[past]
-        if len(tensor.shape) == 3 and any(name in self._inputs for name in ROLE_NAMES[Role.WRITE_INDICES]):
-            return self._static_kv_tensor(tensor, present)
+        if len(tensor.shape) == 3 and any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.WRITE_INDICES]):
+            # A static cache [batch, positions, width]: the graph writes at indices that it is given.
+            capacity, width = _fixed(tensor, tensor.shape[1:], "a static cache is")
+            return KvTensor(past, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
         if len(tensor.shape) != 4:
             raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
-        if self._is_packed:
-            return self._paged_kv_tensor(tensor, present)
-        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.kv_heads(past))
+        if self._is_packed:  # blocks [blocks, positions, heads, size]
+            heads, head_size = _fixed(tensor, tensor.shape[2:], "heads and size are")
+            return KvTensor(past, present, tensor.elem_type, heads, head_size, position_axis=1)
+        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.number(past, "kv_num_heads") or None)
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
 
-    def _static_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
-        """A static cache [batch, positions, width]: the graph writes at indices that it is given."""
-        _, capacity, width = tensor.shape
-        if not isinstance(capacity, int) or not isinstance(width, int):
-            raise ModelError(
-                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; a static cache is fixed"
-            )
-        return KvTensor(tensor.name, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
-
-    def _paged_kv_tensor(self, tensor: TensorSpec, present: str) -> KvTensor:
-        """Blocks [blocks, positions, heads, size]."""
-        *_, heads, head_size = tensor.shape
-        if not isinstance(heads, int) or not isinstance(head_size, int):
-            raise ModelError(
-                f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; heads and size are fixed"
-            )
-        return KvTensor(tensor.name, present, tensor.elem_type, heads, head_size, position_axis=1)
-
     def _state_tensor(self, past: str, present: str) -> StateTensor:
         tensor = self._inputs[past]
-        shape = tuple(size for size in tensor.shape[1:] if isinstance(size, int))
-        if len(shape) != len(tensor.shape) - 1:
-            raise ModelError(f"input '{past}' has the symbolic shape {list(tensor.shape)}; a state's size is fixed")
-        return StateTensor(past, present, tensor.elem_type, shape)
+        return StateTensor(past, present, tensor.elem_type, _fixed(tensor, tensor.shape[1:], "a state's size is"))
 
     def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
         """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""
@@ -220,9 +182,7 @@ class _Reader:
         if key in self._decoder_config:
             self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
             configured = int(self._decoder_config[key])
-            stored = (
-                (configured + 1) // 2 if key == "head_size" and self._attention.is_4bit(tensor.name) else configured
-            )
+            stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
             if from_graph is not None and from_graph != stored:
                 raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
             return stored
@@ -241,7 +201,7 @@ class _Reader:
             return self._outputs[name]
         candidates = [output for output in self._outputs if output.startswith("logits")]
         if len(candidates) != 1:
-            found = f"several could be meant: {_listed(candidates)}" if candidates else _listed(self._outputs)
+            found = f"several could be meant: {listed(candidates)}" if candidates else listed(self._outputs)
             raise ModelError(f"the decoder has no output '{name}'; {'' if candidates else 'it returns '}{found}")
         self._note(f"the logits are '{candidates[0]}', the only output whose name starts with 'logits'")
         return self._outputs[candidates[0]]
@@ -262,7 +222,7 @@ class _Reader:
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
             "config.json": next((text_config[key] for key in _POSITIONS if text_config.get(key)), None),
-            "the rows of the rotary cache": rotary_rows(self._graph),
+            "the rows of the rotary cache": attention.rotary_rows(self._graph),
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
         }
@@ -289,7 +249,9 @@ class _Reader:
         return None
 
 
-def _listed(names: Iterable[str]) -> str:
-    """At most eight names, for an error message."""
-    names = list(names)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _fixed(tensor: TensorSpec, sizes: Sequence[int | str], subject: str) -> tuple[int, ...]:
+    """`sizes` of an input's shape, which are numbers. `subject` begins the error's words where one is a symbol."""
+    numbers = tuple(size for size in sizes if isinstance(size, int))
+    if len(numbers) < len(sizes):
+        raise ModelError(f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; {subject} fixed")
+    return numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +9,13 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from olive_ext.errors import ModelError
-from olive_ext.model.attention import tensor_spec
-from olive_ext.model.tensor_names import (
-    CROSS_KV_NAMES,
-    CROSS_MASKS,
-    ROLE_NAMES,
-    SOURCE_INPUTS,
-    SOURCE_MASKS,
-    STATES_INPUTS,
-    STATES_OUTPUTS,
-)
+from olive_ext.errors import ModelError, listed
+from olive_ext.model import tensor_names
+from olive_ext.model.attention import graph_inputs
 from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
 
 _FEATURES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
-_TOKENS = frozenset({TensorProto.INT64, TensorProto.INT32})
+TOKEN_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32})
 
 
 @dataclass(frozen=True)
@@ -65,15 +56,18 @@ class EncoderSpec:
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
     """Those of a decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
+    names = tensor_names.configured_names(
+        tensor_names.pairs("cross_past_{}_names", "cross_present_{}_names"),
+        model_config.get("decoder", {}).get("inputs", {}),
+        model_config.get("encoder", {}).get("outputs", {}),
+    )
     kv: dict[str, TensorSpec] = {}
-    for past, present in (*_configured_names(model_config), *CROSS_KV_NAMES):
-        pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
-        for name, tensor in inputs.items():
-            if (match := pattern.fullmatch(name)) and tensor not in kv.values():
-                kv[present.replace("%d", match.group(1))] = tensor
+    for name, _, present in tensor_names.by_layer(inputs, (*names, *tensor_names.CROSS_KV_NAMES)):
+        if inputs[name] not in kv.values():
+            kv[present] = inputs[name]
     return CrossInputs(
-        states=tuple(tensor for name, tensor in inputs.items() if name in STATES_INPUTS),
-        masks=tuple(tensor for name, tensor in inputs.items() if name in CROSS_MASKS),
+        states=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.STATES_INPUTS),
+        masks=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.CROSS_MASKS),
         kv=kv,
     )
 
@@ -88,29 +82,32 @@ def read_encoder(
 
     Raises `ModelError` where the encoder is not understood, or does not give all of it.
     """
-    inputs, outputs = _inputs(model), {value.name for value in model.graph.output}
+    inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
     section = model_config.get("encoder", {})
-    source = _first(inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *SOURCE_INPUTS))
-    states = _first(outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *STATES_OUTPUTS))
+    source = _first(
+        inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *tensor_names.SOURCE_INPUTS)
+    )
+    states = _first(
+        outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *tensor_names.STATES_OUTPUTS)
+    )
     if source is None or states is None:
         raise ModelError(
-            f"the encoder takes {_listed(inputs)} and returns {_listed(outputs)}; one of {_listed(SOURCE_INPUTS)} and "
-            f"one of {_listed(STATES_OUTPUTS)} is needed"
+            f"the encoder takes {_listed(inputs)} and returns {_listed(outputs)}; one of "
+            f"{_listed(tensor_names.SOURCE_INPUTS)} and one of {_listed(tensor_names.STATES_OUTPUTS)} is needed"
         )
     kind = _kind(inputs[source])
-    mask = inputs.get(_first(inputs, SOURCE_MASKS) or "") if kind is SourceKind.TOKENS else None
+    mask = inputs.get(_first(inputs, tensor_names.SOURCE_MASKS) or "") if kind is SourceKind.TOKENS else None
     known = {source, *([mask.name] if mask is not None else [])}
     if others := sorted(inputs.keys() - known):
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
+    returned = {value.name for value in first_step.graph.output} - outputs if first_step is not None else set()
     given = {tensor.name: present for present, tensor in cross.kv.items() if present in outputs}
-    missing = {tensor.name: present for present, tensor in cross.kv.items() if present not in outputs}
-    returned = {value.name for value in first_step.graph.output} if first_step is not None else set()
-    computed = {name: present for name, present in missing.items() if present in returned}
-    unused = tuple(tensor for tensor in cross.kv.values() if tensor.name in missing.keys() - computed.keys())
+    computed = {tensor.name: present for present, tensor in cross.kv.items() if present in returned}
+    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs | returned}
     if unused and not cross.states:
+        present, tensor = next(iter(unused.items()))
         raise ModelError(
-            f"the decoder takes '{unused[0].name}'; neither the encoder nor a decoder without a past returns "
-            f"'{missing[unused[0].name]}'"
+            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
         )
     return EncoderSpec(
         kind=kind,
@@ -120,14 +117,14 @@ def read_encoder(
         outputs={**{tensor.name: states for tensor in cross.states}, **given},
         masks=cross.masks,
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
-        unused=unused,
+        unused=tuple(unused.values()),
     )
 
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
-    inputs = _inputs(model)
-    states = _first(inputs, sorted(STATES_INPUTS))
-    others = sorted(inputs.keys() - {states, *CROSS_MASKS, *ROLE_NAMES[Role.INPUT_IDS]})
+    inputs = graph_inputs(model.graph)
+    states = _first(inputs, sorted(tensor_names.STATES_INPUTS))
+    others = sorted(inputs.keys() - {states, *tensor_names.CROSS_MASKS, *tensor_names.ROLE_NAMES[Role.INPUT_IDS]})
     if states is None or others:
         raise ModelError(
             f"the decoder without a past computes cross KV from {_listed(inputs)}, which is not understood"
@@ -135,33 +132,18 @@ def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStep
     return FirstStepSpec(
         outputs,
         states,
-        masks=tuple(tensor for name, tensor in inputs.items() if name in CROSS_MASKS),
-        tokens=tuple(tensor for name, tensor in inputs.items() if name in ROLE_NAMES[Role.INPUT_IDS]),
+        masks=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.CROSS_MASKS),
+        tokens=tuple(tensor for name, tensor in inputs.items() if name in tensor_names.ROLE_NAMES[Role.INPUT_IDS]),
     )
 
 
 def _kind(source: TensorSpec) -> SourceKind:
-    if source.elem_type in _TOKENS and len(source.shape) == 2:
+    if source.elem_type in TOKEN_TYPES and len(source.shape) == 2:
         return SourceKind.TOKENS
     if source.elem_type in _FEATURES:
         return SourceKind.FEATURES
     name = TensorProto.DataType.Name(source.elem_type)
     raise ModelError(f"input '{source.name}' of the encoder is {name} {list(source.shape)}, neither ids nor features")
-
-
-def _inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return {value.name: tensor_spec(value) for value in model.graph.input if value.name not in weights}
-
-
-def _configured_names(model_config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    inputs = model_config.get("decoder", {}).get("inputs", {})
-    outputs = model_config.get("encoder", {}).get("outputs", {})
-    return [
-        (inputs[f"cross_past_{part}_names"], outputs[f"cross_present_{part}_names"])
-        for part in ("key", "value")
-        if f"cross_past_{part}_names" in inputs and f"cross_present_{part}_names" in outputs
-    ]
 
 
 def _configured(section: Mapping[str, Any], side: str, keys: Iterable[str]) -> list[str]:
@@ -175,5 +157,4 @@ def _first(names: Iterable[str], wanted: Iterable[str]) -> str | None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return listed(f"'{name}'" for name in names)

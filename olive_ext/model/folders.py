@@ -1,17 +1,18 @@
-"""What lies in folders on disk: what is above, what Olive wrote down, where a tokenizer is.
+"""What lies in folders on disk: what Olive wrote down, where a tokenizer is, and which graphs work with a decoder.
 
-Loads nothing and knows no ONNX.
+These are the stages of a pipeline (genai_config.json's `model.decoder.pipeline`), and companions: named there as well,
+or known by the names that exporters give to files. Loads no model and knows no ONNX.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, listed
 
 GENAI_CONFIG = "genai_config.json"
 OLIVE_RECORD = "model_config.json"
@@ -20,6 +21,17 @@ _PATTERNS = ("tokenizer*", "*.model", "vocab*", "merges.txt", "special_tokens_ma
 _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _LEVELS_UP = 3
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+_SECTIONS = ("embedding", "encoder")
+"""Sections of genai_config.json whose graph evaluation needs. Those for images are left alone: text has none."""
+
+_WITH_PAST, _WITHOUT_PAST, _MERGED, _ENCODER = (
+    "decoder_with_past_model",
+    "decoder_model",
+    "decoder_model_merged",
+    "encoder_model",
+)
+"""optimum's names of an encoder-decoder's graphs; behind them may stand a suffix such as "_quantized"."""
 
 
 def real_path(path: str | Path) -> Path:
@@ -32,19 +44,17 @@ def real_path(path: str | Path) -> Path:
     return expanded.resolve() if expanded.is_dir() else expanded.parent.resolve() / expanded.name
 
 
-def upwards(folder: Path) -> Iterator[tuple[int, Path]]:
-    """`folder` and the three folders above it, each with its distance."""
-    yield 0, folder
-    yield from enumerate(folder.parents[:_LEVELS_UP], start=1)
+def upwards(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The model's `folder` and the three folders above it, each with its place in words."""
+    yield folder, "beside the model"
+    for level, above in enumerate(folder.parents[:_LEVELS_UP], start=1):
+        yield above, f"{level} folder{'s' if level > 1 else ''} above the model"
 
 
-def contents(folder: Path, most: int = 8) -> str:
+def contents(folder: Path) -> str:
     """What is in `folder`, for an error message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
-    if not names:
-        return "it is empty"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"it holds {', '.join(names[:most])}{more}"
+    return f"it holds {listed(names)}" if names else "it is empty"
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -76,11 +86,7 @@ def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def find_tokenizer(
-    model_folder: Path,
-    *,
-    option: str | None = None,
-    genai_config: Mapping[str, Any] | None = None,
-    candidates: Iterable[tuple[str, str]] = (),
+    model_folder: Path, option: str | None, genai_config: Mapping[str, Any], candidates: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
     """Folder or hub name of the tokenizer, and the rule that found it: the option, genai_config's `tokenizer_dir`, the
     model's folder and the three above, then `candidates` (folder, file or hub name; where it comes from) in order.
@@ -89,19 +95,17 @@ def find_tokenizer(
     """
     if option is not None:
         return _from_option(option)
-    places = [(str(folder), _beside(level)) for level, folder in upwards(model_folder)]
-    tokenizer_dir = ((genai_config or {}).get("model") or {}).get("tokenizer_dir")
-    if tokenizer_dir:
+    places = [(str(folder), origin) for folder, origin in upwards(model_folder)]
+    if tokenizer_dir := (genai_config.get("model") or {}).get("tokenizer_dir"):
         places.insert(0, (str(model_folder / tokenizer_dir), "genai_config.json's model.tokenizer_dir"))
-    others = [(str(place), origin) for place, origin in candidates]
-    for place, origin in places + others:
-        folder = _folder(Path(place))
-        if folder is not None:
+    places += candidates
+    for place, origin in places:
+        if folder := _folder(Path(place)):
             return str(folder), origin
-    for name, origin in others:
+    for name, origin in candidates:
         if is_hub_name(name, needs_owner=True):
             return name, f"{origin} (a hub name)"
-    looked = ", ".join(dict.fromkeys(f"'{place}'" for place, _ in places + others))
+    looked = ", ".join(dict.fromkeys(f"'{place}'" for place, _ in places))
     raise ModelError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer' to its folder")
 
 
@@ -114,8 +118,7 @@ def tokenizer_files(tokenizer: str) -> list[Path]:
 
 def _from_option(option: str) -> tuple[str, str]:
     path = Path(option).expanduser()
-    folder = _folder(path)
-    if folder is not None:
+    if folder := _folder(path):
         return str(folder), "the setting 'tokenizer'"
     if path.exists():
         raise ModelError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}")
@@ -130,5 +133,78 @@ def _folder(path: Path) -> Path | None:
     return path.resolve() if any((path / mark).is_file() for mark in _MARKS) else None
 
 
-def _beside(level: int) -> str:
-    return "beside the model" if level == 0 else f"{level} folder{'s' if level > 1 else ''} above the model"
+def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, Any]) -> dict[str, tuple[Path, str]]:
+    """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
+
+    "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
+    "first_step": a decoder without a past, which computes the cross-attention KV. Raises `ModelError` for a graph that
+    genai_config.json names and that does not exist.
+    """
+    found = _by_name(decoder)
+    for part in _SECTIONS:
+        if name := genai_config.get("model", {}).get(part, {}).get("filename"):
+            key, file = f"model.{part}.filename", directory / name
+            if not file.is_file():
+                raise ModelError(f"genai_config.json names '{name}' for {key}; '{file}' does not exist")
+            found[part] = (file, f"genai_config.json's {key}")
+    return found
+
+
+def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
+    """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
+
+    The one with a past: it runs behind an empty past as well, and its head is not hidden in a branch.
+    """
+    by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}
+    if _WITH_PAST in by_name and _WITHOUT_PAST in by_name:
+        return by_name[_WITH_PAST], "the decoder with a past; the one without computes the cross-attention KV"
+    if _MERGED in by_name:
+        return by_name[_MERGED], "the decoder with both branches"
+    return None
+
+
+def _by_name(decoder: Path) -> dict[str, tuple[Path, str]]:
+    for stem in (_WITH_PAST, _MERGED, _WITHOUT_PAST):
+        if decoder.stem.startswith(stem):
+            wanted = {"encoder": _ENCODER, **({"first_step": _WITHOUT_PAST} if stem == _WITH_PAST else {})}
+            files = {part: decoder.with_stem(decoder.stem.replace(stem, name, 1)) for part, name in wanted.items()}
+            rule = f"optimum's name, beside '{decoder.name}'"
+            return {part: (file, rule) for part, file in files.items() if file.is_file()}
+    sibling = decoder.parent.parent / "encoder" / decoder.name
+    if decoder.parent.name == "decoder" and sibling.is_file():
+        return {"encoder": (sibling, "the folder 'encoder' beside the decoder's")}
+    return {}
+
+
+def pipeline_stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
+    """Stage -> file in `folder`, in the order in which they run; empty where the decoder is no pipeline.
+
+    The stages are written as one object or as one each; several may share a file. A stage without a filename gets the
+    folder itself; nothing is looked up.
+    """
+    decoder = (genai_config.get("model") or {}).get("decoder")
+    written = decoder.get("pipeline") if isinstance(decoder, Mapping) else None
+    stages = [(name, stage) for part in written or () for name, stage in part.items()]
+    return {name: folder / str(stage.get("filename") or "") for name, stage in stages}
+
+
+def find_pipeline(folder: Path, genai_config: Mapping[str, Any], graph: Path) -> dict[str, Path]:
+    """The stages, where `graph` is one of them; else none: another graph beside them is a model of its own.
+
+    Raises `ModelError` that names a stage whose file is missing.
+    """
+    stages = pipeline_stages(folder, genai_config)
+    if not any(file.is_file() and file.samefile(graph) for file in stages.values()):
+        return {}
+    if problem := missing_stage(folder, stages):
+        raise ModelError(problem)
+    return stages
+
+
+def missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
+    """What is wrong with the first stage that has no file; empty where all have one."""
+    for name, file in stages.items():
+        if not file.is_file():
+            written = "no file" if file == folder else f"the file '{file.name}', which is not there: {contents(folder)}"
+            return f"'{folder / GENAI_CONFIG}' names for the pipeline's stage '{name}' {written}"
+    return ""

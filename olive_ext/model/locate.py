@@ -4,31 +4,16 @@ model_config.json it leaves in an output folder."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from olive_ext.errors import ModelError
-from olive_ext.model.companions import (
-    find_companions,
-    find_pipeline,
-    missing_stage,
-    pick_with_past,
-    pipeline_stages,
-)
+from olive_ext.model import folders
 from olive_ext.model.content import hf_weights, weight_files
-from olive_ext.model.folders import (
-    GENAI_CONFIG,
-    OLIVE_RECORD,
-    contents,
-    find_tokenizer,
-    is_hub_name,
-    olive_record,
-    read_json,
-    real_path,
-    upwards,
-)
+from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
@@ -50,34 +35,31 @@ def locate(
 
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
-    root = real_path(path)
+    root = folders.real_path(path)
     logger.debug("looking for the files of '%s'", path)
     decoder, rule = _find_decoder(root, onnx_file_name)
     weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)
-    genai_config = read_json(config_file) if config_file else {}
-    stages = find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
+    genai_config = folders.read_json(config_file) if config_file else {}
+    stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph))
     candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
     for folder in dict.fromkeys((root, decoder.parent)):
         candidates += _olive_tokenizers(folder)
-    tokenizer_place, tokenizer_rule = find_tokenizer(
-        decoder.parent, option=tokenizer, genai_config=genai_config, candidates=candidates
-    )
+    tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
-    companions = find_companions(decoder, directory, genai_config)
-    companion_rules = {part: found_by for part, (_, found_by) in companions.items()}
-    hf_file = next(
-        (file for file in (decoder.parent / "config.json", directory / "config.json") if file.is_file()), None
-    )
+    companions = folders.find_companions(decoder, directory, genai_config)
+    hf_files = (folder / "config.json" for folder in (decoder.parent, directory))
+    hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
         decoder=decoder,
         directory=directory,
         genai_config=genai_config,
-        hf_config=read_json(hf_file) if hf_file else {},
+        hf_config=folders.read_json(hf_file) if hf_file else {},
         tokenizer=tokenizer_place,
-        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule, **companion_rules},
+        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
+        | {part: found_by for part, (_, found_by) in companions.items()},
         weights=weights,
         pipeline=tuple(stages),
         companions={part: GraphFiles(graph, _weights(graph)) for part, (graph, _) in companions.items()},
@@ -100,32 +82,31 @@ def model_kind(path: str | Path) -> Kind:
 
     A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
     """
-    if is_hub_name(str(path), needs_owner=True):
+    if folders.is_hub_name(str(path), needs_owner=True):
         return "hf"
-    root = real_path(path)
+    root = folders.real_path(path)
     if root.is_file():
-        return "onnx" if _is_onnx_name(root) else _refuse_file(root)
-    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
+        _refuse_others(root)
+        return "onnx"
+    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or folders.olive_record(root)[0] == "onnxmodel":
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
     if any(root.glob("*/*.onnx")):
         return "onnx"
-    kind, record = olive_record(root)
+    kind, record = folders.olive_record(root)
     hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
-    raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
+    raise ModelError(
+        f"'{root}' is neither an ONNX nor a Hugging Face model: {folders.contents(root)}{hint if kind else ''}"
+    )
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What locating needs to know of a graph: the names of its outputs and its external-data locations."""
+    """What locating needs to know of a graph: whether it returns logits, and its external-data locations."""
 
-    outputs: tuple[str, ...]
+    has_logits: bool
     locations: frozenset[str]
-
-    @property
-    def has_logits(self) -> bool:
-        return any(name.startswith("logits") for name in self.outputs)
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -146,48 +127,46 @@ def read_outline(path: Path) -> Outline:
     import onnx
 
     model = read_graph(path)
-    nodes = (model.graph.node, *(function.node for function in model.functions))
-    tensors = [tensor for part in nodes for tensor in _node_tensors(part)] + _graph_tensors(model.graph)
+    functions = (_node_tensors(function.node) for function in model.functions)
     locations = {
         entry.value
-        for tensor in tensors
+        for tensor in chain(_graph_tensors(model.graph), *functions)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return Outline(tuple(output.name for output in model.graph.output), frozenset(locations))
+    return Outline(any(output.name.startswith("logits") for output in model.graph.output), frozenset(locations))
 
 
-def _graph_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    sparse = [part for item in graph.sparse_initializer for part in (item.values, item.indices)]
-    return [*graph.initializer, *sparse]
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
 
 
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> list[onnx.TensorProto]:
-    tensors: list[onnx.TensorProto] = []
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    """Where an attribute is no tensor or graph, protobuf gives an empty one, which has no location."""
     for attribute in (attribute for node in nodes for attribute in node.attribute):
-        tensors += [*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])]
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            tensors += _graph_tensors(graph) + _node_tensors(graph.node)
-    return tensors
+        yield from (*attribute.tensors, attribute.t)
+        for graph in (*attribute.graphs, attribute.g):
+            yield from _graph_tensors(graph)
 
 
 def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
     if root.is_file():
-        if not _is_onnx_name(root):
-            _refuse_file(root)
+        _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
             raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', but the model path is the file '{root}'")
         return root, "the model path"
     if onnx_file_name:
         if not (root / onnx_file_name).is_file():
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {contents(root)}")
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {folders.contents(root)}")
         return root / onnx_file_name, "the setting 'onnx_file_name'"
     named, rule = _genai_decoder(root)
     if named is not None:
         return named, rule
-    recorded = _olive_decoder(root)
-    if recorded is not None:
+    if recorded := _olive_decoder(root):
         return recorded, f"Olive's {OLIVE_RECORD}"
     if rule:
         raise ModelError(f"{rule}; set 'onnx_file_name'")
@@ -198,45 +177,45 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
     if not (root / GENAI_CONFIG).is_file():
         return None, ""
-    config = read_json(root / GENAI_CONFIG)
+    config = folders.read_json(root / GENAI_CONFIG)
     model = config.get("model") or {}
     decoder = model.get("decoder")
     if not isinstance(decoder, Mapping):
         raise ModelError(f"'{root / GENAI_CONFIG}' describes no text decoder (model type '{model.get('type')}')")
-    if stages := pipeline_stages(root, config):
-        problem = missing_stage(root, stages)
+    if stages := folders.pipeline_stages(root, config):
+        problem = folders.missing_stage(root, stages)
         rule = f"the first graph of {GENAI_CONFIG}'s model.decoder.pipeline"
         return (None, problem) if problem else (next(iter(stages.values())), rule)
     name = decoder.get("filename")
     if not name:
         return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
     if not (root / name).is_file():
-        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {contents(root)}"
+        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {folders.contents(root)}"
     return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:
     """The file of the ONNXModel recorded in `root`. Olive writes absolute paths: those of a folder that was moved since
     are taken relative to the record first."""
-    kind, config = olive_record(root)
+    kind, config = folders.olive_record(root)
     if kind != "onnxmodel" or not isinstance(config.get("model_path"), str):
         return None
     recorded, name = Path(config["model_path"]), config.get("onnx_file_name")
     files = [root / name, recorded / name] if name else [root / recorded.name, recorded]
-    return next((real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
+    return next((folders.real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
 
 
 def _only_decoder(root: Path) -> tuple[Path, str]:
     graphs = sorted(root.glob("*.onnx")) or sorted(root.glob("*/*.onnx"))
     names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
     if not graphs:
-        raise ModelError(f"no .onnx file in '{root}': {contents(root)}")
+        raise ModelError(f"no .onnx file in '{root}': {folders.contents(root)}")
     if len(graphs) == 1:
         return graphs[0], "the only .onnx file"
     decoders = [graph for graph in graphs if _returns_logits(graph)]
     if not decoders:
         raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
-    if picked := pick_with_past(decoders):
+    if picked := folders.pick_with_past(decoders):
         return picked
     if len(decoders) > 1:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
@@ -254,26 +233,25 @@ def _returns_logits(graph: Path) -> bool:
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
     """The genai_config.json of the folder asked for or of the decoder's own, else one up to three folders above that
     names this decoder: another model may lie above."""
-    for folder in dict.fromkeys((root, decoder.parent)):
-        if (folder / GENAI_CONFIG).is_file():
-            return folder / GENAI_CONFIG, "in the folder asked for" if folder == root else "beside the model"
-    for level, folder in upwards(decoder.parent):
+    if (root / GENAI_CONFIG).is_file():
+        return root / GENAI_CONFIG, "in the folder asked for"
+    for folder, place in folders.upwards(decoder.parent):
         config = folder / GENAI_CONFIG
-        if config.is_file() and _names(config, decoder):
-            return config, f"{level} folder{'s' if level > 1 else ''} above the model"
+        if config.is_file() and (folder == decoder.parent or _names(config, decoder)):
+            return config, place
     return None, "none found"
 
 
 def _names(config: Path, decoder: Path) -> bool:
-    written = read_json(config)
+    written = folders.read_json(config)
     section = (written.get("model") or {}).get("decoder") or {}
     named = config.parent / str(section.get("filename") or "")
-    files = (named, *pipeline_stages(config.parent, written).values())
+    files = (named, *folders.pipeline_stages(config.parent, written).values())
     return any(file.is_file() and file.samefile(decoder) for file in files)
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:
-    _, config = olive_record(folder)
+    _, config = folders.olive_record(folder)
     attributes = config.get("model_attributes") or {}
     files = attributes.get("additional_files") or []
     places = [(str(Path(file).parent), f"additional_files in Olive's {OLIVE_RECORD}") for file in files]
@@ -285,5 +263,6 @@ def _is_onnx_name(path: Path) -> bool:
     return path.suffix.lower() == ".onnx"
 
 
-def _refuse_file(path: Path) -> Literal["onnx"]:
-    raise ModelError(f"'{path}' is not an .onnx file")
+def _refuse_others(path: Path) -> None:
+    if not _is_onnx_name(path):
+        raise ModelError(f"'{path}' is not an .onnx file")

@@ -41,17 +41,17 @@ def open_session(
     `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
-    options = _session_options(external_data_folder, settings.engine, profile_prefix)
+
+    def open_on(wanted: Sequence[Provider]) -> onnxruntime.InferenceSession:
+        return _open(model, wanted, _session_options(external_data_folder, settings.engine, profile_prefix), name)
+
     try:
-        session = _open(model, providers, options, name)
-        _check_all_used(session, providers, name)
+        return open_on(providers)
     except ProviderError as error:
         if not settings.allow_cpu_fallback:
             raise ProviderError(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
         logger.warning("%s; running on the CPU", error)
-        options = _session_options(external_data_folder, settings.engine, profile_prefix)
-        session = _open(model, [Provider(CPU, "cpu")], options, name)
-    return session
+        return open_on([Provider(CPU, "cpu")])
 
 
 def read_adapter(path: str) -> onnxruntime.AdapterFormat:
@@ -101,9 +101,16 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
     if any(provider.device == "cuda" for provider in providers):
         _preload_cuda(onnxruntime)
     try:
-        return onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)
+        session = onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)
     except Exception as error:
         raise _refusal(error, providers, name) from error
+    used = session.get_providers()
+    if dropped := [provider.name for provider in providers if provider.name not in used]:
+        raise ProviderError(
+            f"ONNX Runtime dropped {', '.join(dropped)} while opening {name} and would run on {', '.join(used)} only "
+            f"(a library or a device is missing; its log above says which)"
+        )
+    return session
 
 
 def _add_devices(options: Any, providers: Sequence[Provider], plugins: Mapping[str, Any]) -> None:
@@ -125,16 +132,6 @@ def _preload_cuda(onnxruntime: Any) -> None:
         onnxruntime.preload_dlls()
     if printed.getvalue():
         logger.debug("%s", printed.getvalue().strip())
-
-
-def _check_all_used(session: Any, providers: Sequence[Provider], name: str) -> None:
-    used = session.get_providers()
-    dropped = [provider.name for provider in providers if provider.name not in used]
-    if dropped:
-        raise ProviderError(
-            f"ONNX Runtime dropped {', '.join(dropped)} while opening {name} and would run on {', '.join(used)} only "
-            f"(a library or a device is missing; its log above says which)"
-        )
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
@@ -61,32 +60,18 @@ def resolve_providers(
         if any(row.name == provider.name for provider in providers):
             raise ProviderError(f"{origin} names {row.name} twice")
         if row.name not in names:
-            _refuse_missing(row.name, names, origin, is_allowed=allow_cpu_fallback)
+            missing = (
+                f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
+            )
+            if not allow_cpu_fallback:
+                raise ProviderError(f"{missing}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
+            logger.warning("%s; running without it", missing)
             continue
-        given = {key: _text(key, value, row.name) for key, value in asked_options.items()}
-        options_of_it = {**row.defaults, **given}
-        providers.append(Provider(row.name, row.device, options_of_it, origin, row.plans_shapes, row.capture_option))
+        given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
+        providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
-
-
-def providers_of(
-    settings: ExecutionSettings, genai_config: Mapping[str, Any], handed_over: Any = None
-) -> tuple[Provider, ...]:
-    """The providers that `settings` name, see `resolve_providers`; their plugin libraries are registered first.
-
-    Raises `ProviderError`, also where two builds of ONNX Runtime are installed.
-    """
-    check_distributions()
-    register_libraries(settings.provider_libraries)
-    return resolve_providers(
-        settings.execution_provider,
-        settings.provider_options,
-        handed_over=handed_over,
-        genai_config=genai_config,
-        allow_cpu_fallback=settings.allow_cpu_fallback,
-    )
 
 
 def available_providers() -> tuple[str, ...]:
@@ -127,10 +112,17 @@ def plugin_devices() -> dict[str, Any]:
     return {device.ep_name: device for device in reversed(plugins)}
 
 
-def check_distributions(is_installed: Callable[[str], bool] | None = None) -> None:
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> None:
     """Raises `ProviderError` that names both where two builds of ONNX Runtime (or of its genai) are installed: they
     share one folder, and what is in it is a mixture."""
-    is_installed = is_installed or _is_installed
     for builds in _EXCLUSIVE:
         found = [build for build in builds if is_installed(build)]
         if len(found) > 1:
@@ -159,29 +151,25 @@ def _written(request: Any, handed_over: Any, genai_config: Mapping[str, Any] | N
 def _pairs(value: Any, origin: str) -> list[Written]:
     pairs: list[Written] = []
     for item in [value] if isinstance(value, str) else value:
-        if isinstance(item, str):
-            pairs.append((item, {}))
-        elif isinstance(item, (list, tuple)) and len(item) == 2 and _is_pair(*item):
-            pairs.append((item[0], item[1]))
-        else:
-            raise ProviderError(f"{origin} has the entry {item!r}: expected a name or a pair (name, options)")
+        match item:
+            case str():
+                pairs.append((item, {}))
+            case [str() as name, Mapping() as options]:
+                pairs.append((name, options))
+            case _:
+                raise ProviderError(f"{origin} has the entry {item!r}: expected a name or a pair (name, options)")
     return pairs
-
-
-def _is_pair(name: Any, options: Any) -> bool:
-    return isinstance(name, str) and isinstance(options, Mapping)
 
 
 def _with_options(written: list[Written], options: Any, origin: str) -> list[Written]:
     if not options:
         return written
-    extra = [options] if isinstance(options, Mapping) else list(options)
-    if len(extra) > len(written) or (len(extra) != len(written) and not isinstance(options, Mapping)):
+    extra = [options, *([{}] * (len(written) - 1))] if isinstance(options, Mapping) else list(options)
+    if len(extra) != len(written):
         raise ProviderError(
             f"provider_options has {len(extra)} entries for {len(written)} provider(s) from {origin} "
             f"({', '.join(name for name, _ in written)}); expected one each"
         )
-    extra += [{}] * (len(written) - len(extra))
     merged: list[Written] = []
     for (name, own), more in zip(written, extra, strict=True):
         if own and more and origin == "execution_provider":
@@ -199,13 +187,6 @@ def _row(asked: str, available: Iterable[str], origin: str) -> Row:
     near = difflib.get_close_matches(asked.lower(), _ROWS, n=1)
     hint = f"did you mean '{_ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
     raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
-
-
-def _refuse_missing(name: str, available: Iterable[str], origin: str, *, is_allowed: bool) -> None:
-    message = f"{name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(available))}"
-    if not is_allowed:
-        raise ProviderError(f"{message}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
-    logger.warning("%s; running without it", message)
 
 
 def _text(key: str, value: Any, provider: str) -> str:
@@ -230,11 +211,3 @@ def _library_path(name: str, place: str) -> str:
 
 def _resolved(path: str | Path | None) -> str:
     return str(Path(path).resolve()) if path else ""
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

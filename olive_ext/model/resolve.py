@@ -14,25 +14,12 @@ from typing import Any
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ModelError
+from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
-from olive_ext.model.decisions import (
-    BUCKET_FORMS,
-    ONE_BY_ONE,
-    BucketPlan,
-    Decision,
-    Runtime,
-    State,
-    choose_chunk_size,
-    choose_num_slots,
-    choose_overlap,
-    choose_runtime,
-    choose_scoring,
-    is_attention_at_risk,
-    suggest_genai,
-)
+from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.providers import providers_of
+from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
@@ -72,13 +59,9 @@ class ResolvedModel:
     came_up: tuple[Provider, ...] = ()
     """The providers that a session came up on, where these are not those of the settings."""
 
-    def with_reference(self, is_compared: bool = True) -> ResolvedModel:
-        """The model as one of two."""
-        return replace(self, is_compared=is_compared)
-
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
-        settings = self.settings.patched(changes)
+        settings = self.settings.model_copy(update=changes)
         if settings.place != self.settings.place:
             return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)
@@ -86,7 +69,17 @@ class ResolvedModel:
     @cached_property
     def providers(self) -> tuple[Provider, ...]:
         """In order of preference; plugin libraries are registered first."""
-        return self.came_up or providers_of(self.settings, self.files.genai_config, self.handed_over)
+        if self.came_up:
+            return self.came_up
+        check_distributions()
+        register_libraries(self.settings.provider_libraries)
+        return resolve_providers(
+            self.settings.execution_provider,
+            self.settings.provider_options,
+            handed_over=self.handed_over,
+            genai_config=self.files.genai_config,
+            allow_cpu_fallback=self.settings.allow_cpu_fallback,
+        )
 
     @property
     def device(self) -> Device:
@@ -98,7 +91,7 @@ class ResolvedModel:
         """The library that runs the model, and which rule chose it."""
         if self.kind == "hf":
             return "transformers", f"kind: {self.kind_reason}"
-        return choose_runtime(self.settings.engine, self.files)
+        return decisions.choose_runtime(self.settings.engine, self.files)
 
     @cached_property
     def spec(self) -> DecoderSpec:
@@ -111,7 +104,7 @@ class ResolvedModel:
         try:
             return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
-            raise suggest_genai(error, files) from error
+            raise decisions.suggest_genai(error, files) from error
 
     @cached_property
     def context_length(self) -> int | None:
@@ -129,17 +122,19 @@ class ResolvedModel:
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        return choose_overlap(self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none")
+        return decisions.choose_overlap(
+            self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none"
+        )
 
     @cached_property
     def scoring(self) -> Decision:
         """How texts that are scored share steps."""
-        return choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
+        return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
-        scoring = self.scoring.reason if self.scoring.reason.startswith(ONE_BY_ONE) else ""
+        scoring = self.scoring.reason if self.scoring.reason.startswith(decisions.ONE_BY_ONE) else ""
         return (*self.spec.notes, *filter(None, (self.buckets.note, scoring)))
 
     @cached_property
@@ -161,13 +156,17 @@ class ResolvedModel:
         """Every choice that opening the model takes, named as in `describe_execution`."""
         origins, (runtime, reason) = self.files.origins, self.runtime
         found = [Decision("kind", self.kind, self.kind_reason), Decision("runtime", runtime, reason)]
-        found += [Decision("model", self._name, origins.get("decoder", ""))]
+        found += [Decision("model", self.name, origins.get("decoder", ""))]
         found += [Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", ""))]
-        own = {"onnxruntime": self._of_graph, "genai": self._of_genai, "transformers": self._of_transformers}
-        return (*found, *own[runtime]())
+        if runtime == "onnxruntime":
+            return (*found, *self._of_graph())
+        if runtime == "genai":
+            found += [Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")]
+        return (*found, Decision("chunk_size", *decisions.choose_chunk_size(self.settings.engine)))
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The decoder's file; a Hugging Face model as the user named it."""
         return str(self.files.decoder) if self.kind == "onnx" else self.settings.model
 
     def _of_graph(self) -> Iterator[Decision]:
@@ -181,25 +180,18 @@ class ResolvedModel:
         windows = sum(tensor.window is not None for tensor in spec.kv)
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
-        yield Decision("num_slots", *choose_num_slots(self.settings, spec, self.device), "predicted")
-        size, why = choose_chunk_size(engine)
+        yield Decision("num_slots", *decisions.choose_num_slots(self.settings, spec, self.device), "predicted")
+        size, why = decisions.choose_chunk_size(engine)
         is_tried = not spec.is_kv_in_place and not spec.cross
-        is_tried |= is_attention_at_risk(size, self.device, spec)
+        is_tried |= decisions.is_attention_at_risk(size, self.device, spec)
         yield Decision("chunk_size", size, why, _tried(is_tried))
         threads = "ONNX Runtime's default" if engine.num_threads == "auto" else engine.num_threads
         yield Decision("num_threads", threads, "engine.num_threads")
         buckets = self.buckets
         state = _tried(buckets.steps != "none")
-        yield Decision("shapes", BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
+        yield Decision("shapes", decisions.BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
         yield self.scoring
         yield Decision("decode_ahead", *self.overlap)
-
-    def _of_genai(self) -> Iterator[Decision]:
-        yield Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")
-        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
-
-    def _of_transformers(self) -> Iterator[Decision]:
-        yield Decision("chunk_size", *choose_chunk_size(self.settings.engine))
 
 
 def _tried(is_tried: bool) -> State:

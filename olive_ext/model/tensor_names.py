@@ -1,49 +1,62 @@
-"""The names that exporters give to a decoder's inputs and outputs. Data only.
+"""The names that exporters give to a decoder's inputs and outputs, and which inputs have them. Knows no graph.
 
-genai_config.json's own names come before these.
+genai_config.json's own names come before these. A pair of names is an input's and its output's, %d being the layer.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
 from olive_ext.model.types import Role
 
+Names = tuple[str, str]
+
+
+def pairs(past: str, present: str, parts: Iterable[str] = ("key", "value")) -> list[Names]:
+    """A pair of names for each of `parts`, from a pair with {} in its place."""
+    return [(past.format(part), present.format(part)) for part in parts]
+
+
+def configured_names(names: Iterable[Names], inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Names]:
+    """The pairs that genai_config.json gives under the keys `names` of its sections `inputs` and `outputs`."""
+    return [(inputs[past], outputs[present]) for past, present in names if past in inputs and present in outputs]
+
+
+def by_layer(inputs: Iterable[str], names: Iterable[Names]) -> Iterator[tuple[str, int, str]]:
+    """(input, layer, name of its output) of each of `inputs` that a pair of `names` fits, in the order of `names`."""
+    for past, present in names:
+        pattern = re.compile(re.escape(past).replace("%d", r"(\d+)"))
+        for name in inputs:
+            match = pattern.fullmatch(name)
+            if match and match.groups():
+                yield name, int(match.group(1)), present.replace("%d", match.group(1))
+
+
 KV_NAMES = (
-    ("past_key_values.%d.key", "present.%d.key"),
-    ("past_key_values.%d.value", "present.%d.value"),
-    ("past_key_%d", "present_key_%d"),
-    ("past_value_%d", "present_value_%d"),
-    ("past_key_values.%d.decoder.key", "present.%d.decoder.key"),
-    ("past_key_values.%d.decoder.value", "present.%d.decoder.value"),
-    ("past_key_values.%d.self.key", "present.%d.self.key"),
-    ("past_key_values.%d.self.value", "present.%d.self.value"),
-    ("past_key_self_%d", "present_key_self_%d"),
-    ("past_value_self_%d", "present_value_self_%d"),
-    ("key_cache.%d", "updated_key_cache.%d"),
-    ("value_cache.%d", "updated_value_cache.%d"),
+    *pairs("past_key_values.%d.{}", "present.%d.{}"),
+    *pairs("past_{}_%d", "present_{}_%d"),
+    *pairs("past_key_values.%d.decoder.{}", "present.%d.decoder.{}"),
+    *pairs("past_key_values.%d.self.{}", "present.%d.self.{}"),
+    *pairs("past_{}_self_%d", "present_{}_self_%d"),
+    *pairs("{}_cache.%d", "updated_{}_cache.%d"),
 )
-"""Names of a KV input and its output by exporter, %d being the layer."""
+"""Names of a KV input and its output, by exporter."""
 
 STATE_NAMES = (
-    ("past.%d.conv", "present.%d.conv"),
-    ("past.%d.recurrent", "present.%d.recurrent"),
+    *pairs("past.%d.{}", "present.%d.{}", ("conv", "recurrent")),
     ("past_conv.%d", "present_conv.%d"),
-    ("past_key_values.%d.conv_state", "present.%d.conv_state"),
-    ("past_key_values.%d.recurrent_state", "present.%d.recurrent_state"),
-    ("past_key_values.%d.ssm_state", "present.%d.ssm_state"),
-    ("past_states.%d.conv_state", "present_states.%d.conv_state"),
-    ("past_states.%d.ssm_state", "present_states.%d.ssm_state"),
-    ("past_states.%d.conv_state", "present.%d.conv_state"),
-    ("past_states.%d.ssm_state", "present.%d.ssm_state"),
+    *pairs("past_key_values.%d.{}_state", "present.%d.{}_state", ("conv", "recurrent", "ssm")),
+    *pairs("past_states.%d.{}_state", "present_states.%d.{}_state", ("conv", "ssm")),
+    *pairs("past_states.%d.{}_state", "present.%d.{}_state", ("conv", "ssm")),
 )
 """Names of a state of fixed size and its output."""
 
 CROSS_KV_NAMES = (
-    ("past_key_values.%d.encoder.key", "present.%d.encoder.key"),
-    ("past_key_values.%d.encoder.value", "present.%d.encoder.value"),
-    ("past_key_values.%d.cross.key", "present.%d.cross.key"),
-    ("past_key_values.%d.cross.value", "present.%d.cross.value"),
-    ("past_key_cross_%d", "present_key_cross_%d"),
-    ("past_value_cross_%d", "present_value_cross_%d"),
+    *pairs("past_key_values.%d.encoder.{}", "present.%d.encoder.{}"),
+    *pairs("past_key_values.%d.cross.{}", "present.%d.cross.{}"),
+    *pairs("past_{}_cross_%d", "present_{}_cross_%d"),
 )
 """Names of a decoder's KV input for the attention to the encoder, and of the output that carries it: the encoder's,
 or that of a decoder's first step."""
@@ -64,36 +77,18 @@ SOURCE_MASKS = ("attention_mask", "encoder_attention_mask")
 EMBEDDING_NAMES = frozenset({"inputs_embeds", "per_layer_inputs"})
 """Inputs of a decoder that an embedding graph computes."""
 
-ROLE_NAMES = {
+ROLE_NAMES = {role: (role.value,) for role in Role} | {
     Role.INPUT_IDS: ("input_ids", "decoder_input_ids"),
     Role.ATTENTION_MASK: ("attention_mask", "decoder_attention_mask"),
-    Role.POSITION_IDS: ("position_ids",),
-    Role.CACHE_POSITION: ("cache_position",),
-    Role.LAST_POSITIONS: ("past_seq_len",),
-    Role.TOTAL_LENGTH: ("total_seq_len",),
-    Role.WRITE_INDICES: ("write_indices",),
-    Role.VALID_LENGTHS: ("nonpad_kv_seqlen",),
-    Role.BLOCK_TABLE: ("block_table",),
-    Role.CUMULATIVE_LENGTHS: ("cumulative_sequence_lengths",),
-    Role.PAST_LENGTHS: ("past_sequence_lengths",),
-    Role.ATTENTION_BOUNDS: ("attention_metadata",),
-    Role.USE_CACHE_BRANCH: ("use_cache_branch",),
 }
 
-ROLE_RANKS = {
+ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
     Role.INPUT_IDS: (2,),
     Role.ATTENTION_MASK: (2,),
     Role.POSITION_IDS: (2, 3),
-    Role.CACHE_POSITION: (1,),
     Role.LAST_POSITIONS: (1, 2),
     Role.TOTAL_LENGTH: (0, 1),
-    Role.WRITE_INDICES: (1,),
-    Role.VALID_LENGTHS: (1,),
     Role.BLOCK_TABLE: (2,),
-    Role.CUMULATIVE_LENGTHS: (1,),
-    Role.PAST_LENGTHS: (1,),
-    Role.ATTENTION_BOUNDS: (1,),
-    Role.USE_CACHE_BRANCH: (1,),
 }
 """The ranks that an input of the role may have."""
 

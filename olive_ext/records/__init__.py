@@ -3,7 +3,6 @@
 `Records` holds them, `Form` decides how much of a distribution is kept. Knows no model, no session and no task.
 """
 
-from olive_ext.records.form import Form
-from olive_ext.records.store import Records, ScoredTargets, request_key
+from olive_ext.records.store import Form, Records, request_key, scored_targets
 
-__all__ = ["Form", "Records", "ScoredTargets", "request_key"]
+__all__ = ["Form", "Records", "request_key", "scored_targets"]

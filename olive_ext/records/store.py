@@ -1,13 +1,15 @@
 """The records of one reference: written while it runs, read while a candidate runs. Knows no model.
 
-A request is found by the digest of its content in sorted arrays: it takes 28 bytes, not a dictionary entry. Axes: T
-targets of a request, R records.
+`Form` decides how much of a distribution a record keeps. A request is found by the digest of its content in sorted
+arrays: it takes 28 bytes, not a dictionary entry. Axes: T targets of a request, R records, V vocabulary, N tokens of a
+record.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +20,20 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 from typing_extensions import Self
 
-from olive_ext.errors import RecordsError, RunError
+from olive_ext.errors import ConfigError, RecordsError, RunError
 from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
-from olive_ext.records.form import Form
+
+WHOLE_VOCABULARY = 2048
+"""Up to this many tokens a record holds all of them, and what is computed from it is exact."""
+
+TOP, DRAWN, LEAST = 64, 32, 16
+"""Numbers of most probable and of drawn tokens in a large vocabulary, and the least of each, unless they are given."""
+
+SHARE = 0.02
+"""Part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
+
+_TOKEN_BYTES = 8
+"""An id and a log-probability, four bytes each."""
 
 TARGET = np.dtype([("record", "<i8"), ("logprob", "<f4"), ("is_greedy", "?")])
 """A target: the number of its record, its log-probability in nats, and whether it is the reference's argmax."""
@@ -28,10 +41,67 @@ TARGET = np.dtype([("record", "<i8"), ("logprob", "<f4"), ("is_greedy", "?")])
 REQUEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<i8"), ("count", "<i4")])
 """A request: its digest in two halves, the number of its first target, and how many targets it has."""
 
+_HALVES = struct.Struct("<QQ")
+"""A request's digest, as `REQUEST` has it."""
+
 CHUNK_BYTES, CHUNK_REQUESTS = 1 << 24, 1 << 14
 """Records, in bytes, and requests held in memory before they are written."""
 
 Array = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Content of a record: all `vocab_size` logits where `top` is 0; else the `top` most probable tokens and `drawn`
+    tokens drawn from the others, with their log-probabilities, and the probability of all others together.
+
+    From the whole row KL is exact up to float32 (2e-6 nats). From a short record it is estimated without bias, with a
+    standard error that is computed for every position; over many positions the errors average out.
+    """
+
+    vocab_size: int
+    top: int
+    drawn: int
+    seed: int = 0
+
+    @classmethod
+    def choose(cls, vocab_size: int, top: int | None = None, drawn: int | None = None, seed: int = 0) -> Form:
+        """The form for a vocabulary. By default 64 + 32 tokens, fewer where these would take more than 2 % of the
+        logits (below 10,000 tokens), never fewer than 16 + 16. A vocabulary of at most 2048 tokens is
+        kept whole, and so is one of which more than half would be kept."""
+        for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
+            if value is not None and value < least:
+                raise ConfigError(f"'{name}' = {value}: a number of at least {least}")
+        fitting = int((SHARE * 4 * vocab_size - 4) / _TOKEN_BYTES)
+        top = top or min(TOP, max(LEAST, fitting * TOP // (TOP + DRAWN)))
+        drawn = drawn or min(DRAWN, max(LEAST, fitting * DRAWN // (TOP + DRAWN)))
+        if vocab_size <= WHOLE_VOCABULARY or top + drawn > vocab_size / 2:
+            return cls(vocab_size, 0, 0, seed)
+        return cls(vocab_size, top, drawn, seed)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.top == 0
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """One record: `ids`[N], the most probable first, `logprobs`[N] in nats, and `tail`, the probability of all but
+        the most probable; or `logits`[V], less their largest."""
+        if self.is_whole:
+            return np.dtype([("logits", "<f4", (self.vocab_size,))])
+        size = (self.top + self.drawn,)
+        return np.dtype([("ids", "<i4", size), ("logprobs", "<f4", size), ("tail", "<f4")])
+
+    def describe(self) -> dict[str, object]:
+        """JSON-ready facts with stable names."""
+        return {
+            "vocab_size": self.vocab_size,
+            "top": self.top,
+            "drawn": self.drawn,
+            "is_exact": self.is_whole,
+            "bytes_per_position": self.dtype.itemsize,
+            "share_of_logits": round(self.dtype.itemsize / (4 * self.vocab_size), 5),
+        }
 
 
 def request_key(tokens: Sequence[int], num_targets: int, source: str = "") -> bytes:
@@ -40,13 +110,9 @@ def request_key(tokens: Sequence[int], num_targets: int, source: str = "") -> by
     return hashlib.blake2b(head + np.array(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
-@dataclass(frozen=True)
-class ScoredTargets:
-    """The reference's scores of a request: `record`, `logprob` and `is_greedy` of each target, as in `TARGET`."""
-
-    record: npt.NDArray[np.int64]
-    logprob: npt.NDArray[np.float32]
-    is_greedy: npt.NDArray[np.bool_]
+def scored_targets(record: npt.ArrayLike, logprob: npt.ArrayLike, is_greedy: npt.ArrayLike) -> Array:
+    """The reference's scores of a request: `TARGET`[T] from arrays [T]."""
+    return np.rec.fromarrays([record, logprob, is_greedy], TARGET)
 
 
 class Records:
@@ -92,15 +158,12 @@ class Records:
     def num_records(self) -> int:
         return self._files.count("records") + self._num_fresh
 
-    def find(self, key: bytes) -> ScoredTargets | None:
-        """The scores of the request with this `request_key`; None where there are none."""
-        targets = self._fresh.get(key)
-        if targets is None:
-            found = self._request(key)
-            if found is None:
-                return None
-            targets = self._files.read("targets", found["first"] + np.arange(found["count"]))
-        return ScoredTargets(*(targets[name].copy() for name in ("record", "logprob", "is_greedy")))
+    def find(self, key: bytes) -> Array | None:
+        """The scores, `TARGET`[T], of the request with this `request_key`; None where there are none."""
+        if key in self._fresh:
+            return self._fresh[key]
+        found = self._request(key)
+        return None if found is None else self._files.read("targets", found["first"] + np.arange(found["count"]))
 
     def get(self, numbers: npt.NDArray[np.int64]) -> Array:
         """Records by number: `Form.dtype`[R]."""
@@ -113,12 +176,11 @@ class Records:
         self._num_fresh += len(records_R)
         return np.arange(first, first + len(records_R))
 
-    def put(self, key: bytes, scored: ScoredTargets) -> None:
-        """Keeps a request's scores, unless they are there already; writes when enough has come together."""
+    def put(self, key: bytes, targets: Array) -> None:
+        """Keeps a request's scores (`scored_targets`), unless they are there already; writes when enough has come
+        together."""
         if key in self._fresh or self._request(key) is not None:
             return
-        targets = np.empty(len(scored.record), TARGET)
-        targets["record"], targets["logprob"], targets["is_greedy"] = scored.record, scored.logprob, scored.is_greedy
         self._fresh[key] = targets
         is_much = self._num_fresh * self.form.dtype.itemsize >= CHUNK_BYTES
         if is_much or len(self._fresh) >= CHUNK_REQUESTS:
@@ -131,7 +193,7 @@ class Records:
             return
         counts = [len(targets) for targets in self._fresh.values()]
         firsts = self._files.count("targets") + np.cumsum([0, *counts])[:-1]
-        requests = [(*_halves(key), *place) for key, *place in zip(self._fresh, firsts, counts, strict=True)]
+        requests = [(*_HALVES.unpack(key), *place) for key, *place in zip(self._fresh, firsts, counts, strict=True)]
         chunk = {
             "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
             "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
@@ -167,14 +229,11 @@ class Records:
 
     def _request(self, key: bytes) -> np.void | None:
         """The `REQUEST` on disk with this key."""
-        high, low = _halves(key)
-        highs = self._requests["high"]
-        place = int(np.searchsorted(highs, np.uint64(high)))
-        while place < len(highs) and highs[place] == high:
-            if self._requests[place]["low"] == low:
-                return cast(np.void, self._requests[place])
-            place += 1
-        return None
+        high, low = map(np.uint64, _HALVES.unpack(key))
+        first, end = (np.searchsorted(self._requests["high"], high, side) for side in ("left", "right"))
+        alike = self._requests[first:end]
+        found = alike[alike["low"] == low]
+        return cast(np.void, found[0]) if len(found) else None
 
 
 def folder_name(form: Form, facts: Mapping[str, Any]) -> str:
@@ -190,7 +249,3 @@ def _lock(folder: Path) -> FileLock:
     except Timeout:
         raise RecordsError(f"another process is writing the records in '{folder}': wait for it to end") from None
     return lock
-
-
-def _halves(key: bytes) -> tuple[int, int]:
-    return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")

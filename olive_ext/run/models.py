@@ -50,7 +50,7 @@ class Models:
         model = self.own
         if lm is not None:
             kind = {"kind": "hf"} if hasattr(lm, "model") else {}
-            model = getattr(lm, "resolved", None) or resolve(self.config.opening().patched(kind))
+            model = getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
         if model.size is not None:
             return model.size
         opened = lm or _open_baseline(model, self.config.model_args)

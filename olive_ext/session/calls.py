@@ -62,17 +62,17 @@ class Turns:
 
 
 class Batch(Generic[Output]):
-    """`requests` go to the engine, their results to `take`; `outputs` come back in the order of `converted`."""
+    """`requests` go to the engine, their results to `take`; `outputs` are by place in `converted`."""
 
     def __init__(
         self, converted: Sequence[Converted[Output]], on_result: Callable[[int, Output], None] | None = None
     ) -> None:
-        self.requests: list[Request] = [request for item in converted for request in item.requests]
         self._converted = converted
         self._on_result = on_result
         self._places = [(index, part) for index, item in enumerate(converted) for part in range(len(item.requests))]
+        self.requests: list[Request] = [converted[index].requests[part] for index, part in self._places]
         self._parts: list[dict[int, Result]] = [{} for _ in converted]
-        self._outputs: dict[int, Output] = {}
+        self.outputs: dict[int, Output] = {}
         for index, item in enumerate(converted):
             if not item.requests:
                 self._complete(index)
@@ -84,12 +84,9 @@ class Batch(Generic[Output]):
         if len(self._parts[index]) == len(self._converted[index].requests):
             self._complete(index)
 
-    def outputs(self) -> list[Output]:
-        return [self._outputs[index] for index in range(len(self._converted))]
-
     def _complete(self, index: int) -> None:
         parts = self._parts[index]
         output = self._converted[index].output([parts[part] for part in range(len(parts))])
-        self._outputs[index] = output
+        self.outputs[index] = output
         if self._on_result is not None:
             self._on_result(index, output)

@@ -1,29 +1,54 @@
-"""Opens a session: from what a user wrote, resolved, to tokenizer and engine. Knows no library that runs a model."""
+"""Opens a session: from what a user wrote, resolved, to tokenizer and engine; with a reference also the engine's tap.
+
+The reference is resident, or its records are read, or the model is one and writes them. Knows no step and no graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from olive_ext.config import EngineConfig, ModelSettings
+from pydantic import BeforeValidator, Field
+
+from olive_ext.config import EngineConfig, ModelSettings, Strict
 from olive_ext.config.model import ProviderOptions, ProviderRequest
+from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
-from olive_ext.records import Records
+from olive_ext.records import Form, Records
 from olive_ext.session.session import Session
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
+from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
-if TYPE_CHECKING:
-    from olive_ext.engine.reference.tap import Tap
-    from olive_ext.engine.runners.base import OpenedRunner
+_DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
+"""Facts of an execution that change a model's numbers."""
 
 Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
 """A model to compare with: its path or settings, itself, or the records of what it said."""
+
+
+class RecordSettings(Strict):
+    """Where and how a session's distributions are recorded, for candidates to be compared with them."""
+
+    folder: Annotated[str, BeforeValidator(str)]
+    """Root of the records; each reference has a folder of its own in it."""
+
+    top: int | None = None
+    """Most probable tokens of a position that are kept. None takes 64, fewer of small vocabularies."""
+
+    drawn: int | None = None
+    """Tokens drawn from the rest. None takes 32, fewer of small vocabularies."""
+
+    seed: int = Field(default=0, ge=0)
 
 
 def open(
@@ -71,17 +96,14 @@ def open_model(
     _refuse_both(reference, record_to)
     if reference is None and record_to is None:
         return open_parts(model).session()
-    # Imported here: these bring ONNX Runtime along, and importing this package must stay quick.
-    from olive_ext.session import reference_session
-
     if record_to is not None:
-        return reference_session.open_recording(model, record_to)
+        return _open_recording(model, record_to)
     if isinstance(reference, Records):
-        return reference_session.open_recorded(model, reference)
+        return _open_recorded(model, reference)
     if not isinstance(reference, ResolvedModel):
         assert reference is not None
         reference = resolve(model.settings.of_reference(reference))
-    return reference_session.open_resident(model, reference)
+    return _open_resident(model, reference)
 
 
 def _refuse_both(reference: object, record_to: object) -> None:
@@ -104,27 +126,25 @@ class Parts:
         """The model as the user named it, for errors."""
         return self.model.settings.model
 
-    def session(self, tap: Tap | None = None, **arguments: Any) -> Session:
+    def session(
+        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+    ) -> Session:
         """A session over these parts; `tap` notes what is scored."""
-        from olive_ext.engine.opening import engine_on
-
-        name = str(self.model.files.decoder) if self.model.kind == "onnx" else self.name
-        facts = {"model": name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
         return Session(
             engine_on(self.opened, self.model, tap),
             self.tokenizer,
             stop_ids=self.stop_ids,
             facts=facts,
             encoding=self.encoding,
+            records=records,
             model=self.model,
-            **arguments,
+            beside=beside,
         )
 
 
 def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    from olive_ext.engine.opening import open_runner
-
     files, settings = model.files, model.settings
     tokenizer = load_tokenizer(
         files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
@@ -135,3 +155,57 @@ def open_parts(model: ResolvedModel) -> Parts:
     start = read_start(files.directory, files.genai_config) if kind is not None else None
     encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
     return Parts(model, opened, tokenizer, stop_ids, encoding)
+
+
+def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
+    """Both models resident. Closing the session closes both, and `Session.reference`."""
+    with ExitStack() as on_failure:
+        reference = _open(reference_model, on_failure)
+        own = _open(model, on_failure)
+        traits = tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer)
+        refuse_other_tokenizer(*traits, reference.name, own.name)
+        refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
+        tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner))
+        on_failure.pop_all()
+    session = own.session(tap)
+    session.reference = reference.session(beside=session)
+    return session
+
+
+def _open_recording(model: ResolvedModel, record_to: str | Path | Mapping[str, Any]) -> Session:
+    """The model is a reference: the distributions that targets are scored with are recorded in `record_to`, a folder or
+    the keys of `RecordSettings`."""
+    given = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
+    wanted = RecordSettings.parse(given, where="record_to")
+    with ExitStack() as on_failure:
+        own = _open(model, on_failure)
+        form = Form.choose(vocab_size_of(own.opened.runner), wanted.top, wanted.drawn, wanted.seed)
+        records = Records.write(wanted.folder, form, facts_of(own))
+        on_failure.pop_all()
+    return own.session(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
+
+
+def _open_recorded(model: ResolvedModel, records: Records) -> Session:
+    """The model is a candidate for the reference that `records` are of."""
+    with ExitStack() as on_failure:
+        own = _open(model, on_failure)
+        traits = tokenizer_traits(own.tokenizer)
+        refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
+        refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.opened.runner))
+        on_failure.pop_all()
+    return own.session(ReadingTap(records, Divergence.at(own.opened.runner)))
+
+
+def facts_of(parts: Parts) -> dict[str, Any]:
+    """What decides a model's numbers, JSON-ready: records are found by it."""
+    execution = parts.opened.runner.describe()
+    deciding = {name: execution[name] for name in _DECIDING if name in execution}
+    digest = parts.model.digest or "{model}@{revision}".format_map(execution)
+    return {"model": digest, "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
+
+
+def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:
+    """The model's parts; its logits rows stay where they are computed. Closed where what follows fails."""
+    parts = open_parts(replace(model, is_compared=True))
+    on_failure.callback(parts.opened.runner.close)
+    return parts

@@ -10,8 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -33,6 +32,9 @@ from olive_ext.text.requests import (
 )
 from olive_ext.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from olive_ext.engine.engine import Engine
+
 logger = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked")
@@ -40,30 +42,6 @@ Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
 ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
 ToRoll: TypeAlias = RollingRequest | Text
-
-
-class TokenEngine(Protocol):
-    """What a session needs of an engine: `olive_ext.engine.Engine`, or a fake."""
-
-    @property
-    def counters(self) -> Any: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    def run(
-        self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None
-    ) -> list[Result]: ...
-
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]: ...
-
-    def reset(self) -> None: ...
-
-    def release_memory(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def describe(self) -> dict[str, Any]: ...
 
 
 class Session:
@@ -77,7 +55,7 @@ class Session:
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: Engine,
         tokenizer: Tokenizer,
         *,
         stop_ids: Iterable[int] | None = None,
@@ -186,9 +164,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(
@@ -212,7 +188,7 @@ class Session:
             if batch.requests:
                 with self._work():
                     self._engine.run(batch.requests, batch.take)
-            return batch.outputs()
+            return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]

@@ -1,19 +1,18 @@
-"""The fields that compare two models at one target token, declared once: `ComparedFields`.
+"""The fields that compare two models at one target token, declared once: `ComparedFields`; and classes of tokens.
 
 The engine's notes (`COMPARED`), a session's answer (`Compared`) and the stored positions (`POSITION`) derive from it.
-Knows no model and no tokenizer. Axes: T targets of a request.
+Knows no model and no tokenizer: a function gives the text of a token. Axes: T targets of a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
-
-from olive_ext.stats.token_classes import UNKNOWN
 
 Floats: TypeAlias = Annotated[npt.NDArray[np.float32], "<f4"]
 Flags: TypeAlias = Annotated[npt.NDArray[np.bool_], "?"]
@@ -78,6 +77,12 @@ COMPARED = np.dtype([(name, hint.__metadata__[0]) for name, hint in _HINTS.items
 STORED = tuple(name for name in _HINTS if name not in ("tail_mass", "reference_is_greedy"))
 """The compared fields that statistics read."""
 
+CLASSES = ("word start", "inside of a word", "number", "punctuation", "white space", "special")
+"""Names of the classes; a class is its index."""
+
+WORD_START, INSIDE, NUMBER, PUNCTUATION, WHITE_SPACE, SPECIAL = range(len(CLASSES))
+UNKNOWN = -1
+
 POSITION = np.dtype(
     [
         ("document", "<i4"),
@@ -88,7 +93,7 @@ POSITION = np.dtype(
     ]
 )
 """One stored target, 38 bytes: `document`, its number within the task; `position`, the number of tokens before it;
-`token_class`, an index into `token_classes.CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
+`token_class`, an index into `CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
 and the compared fields."""
 
 
@@ -139,3 +144,47 @@ class Positions:
             first_document = int(rows["document"].max(initial=first_document - 1)) + 1
             whole._buffer += rows.tobytes()
         return whole
+
+
+def token_class(text: str, is_special: bool = False) -> int:
+    """The class of a token by itself: its text with the white space in front of it.
+
+    A word's piece without white space in front counts as the inside of a word; `TokenClasses.of` knows the token
+    before it. Letters win over digits ("3rd" is a word), digits over signs ("3.5" and "50%" are numbers). What is no
+    text by itself (a part of a UTF-8 sequence) is the inside of a word.
+    """
+    if is_special:
+        return SPECIAL
+    inner = text.strip()
+    if not inner:
+        return WHITE_SPACE
+    if any(letter.isalpha() or letter == "\ufffd" for letter in inner):
+        return WORD_START if text[0].isspace() else INSIDE
+    return NUMBER if any(letter.isnumeric() for letter in inner) else PUNCTUATION
+
+
+class TokenClasses:
+    """Classes of token ids. `text_of` gives an id's text with the white space in front; it is called once for each."""
+
+    def __init__(self, text_of: Callable[[int], str], special_ids: Collection[int] = ()) -> None:
+        special = frozenset(special_ids)
+
+        @cache
+        def learn(number: int) -> tuple[int, bool]:
+            """The class of a token by itself, and whether a piece of a word behind it goes on with a word."""
+            text = "" if number in special else text_of(number)
+            return token_class(text, number in special), bool(text) and (text[-1].isalnum() or text[-1] == "\ufffd")
+
+        self._learn = learn
+
+    def of(self, ids: npt.ArrayLike, previous: int | None = None) -> npt.NDArray[np.int8]:
+        """Classes [T] of consecutive `ids` [T] behind the token `previous`.
+
+        A piece of a word behind anything but a piece of a word begins a word: "(" + "the".
+        """
+        classes, goes_on = [], previous is not None and self._learn(previous)[1]
+        for number in np.asarray(ids, np.int64).tolist():
+            found, joins = self._learn(number)
+            classes.append(WORD_START if found == INSIDE and not goes_on else found)
+            goes_on = joins
+        return np.array(classes, np.int8)

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Bin, Divergence, Spread
-from olive_ext.stats.compared_fields import Positions
-from olive_ext.stats.token_classes import CLASSES
+from olive_ext.stats.compared_fields import CLASSES, Positions
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def compare(model: ResolvedModel, **arguments: Any) -> None:
     """Every decision of `model` against what is described once it is open."""
     with open_model(model, **arguments) as session:
         facts = session.describe_execution()
-    for decision in model.with_reference(bool(arguments)).decisions:
+    for decision in replace(model, is_compared=bool(arguments)).decisions:
         found = described(facts, decision)
         notes = " ".join(map(str, (*facts.get("notes", ()), *facts.values())))
         explains = any(words in notes for words in EXPLAINED[decision.name]) if decision.name in EXPLAINED else False

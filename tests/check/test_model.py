@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from olive_ext.check import Findings, check_model
-from olive_ext.check.findings import Section
-from olive_ext.check.model_check import kv_layout, verify_graphs
+from olive_ext.check.model_check import Section, kv_layout, verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError

@@ -8,8 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from olive_ext.config import EvaluationConfig, schema
-from olive_ext.config.model import ReferenceConfig
+from olive_ext.config import EvaluationConfig, ReferenceConfig, schema
 from olive_ext.errors import ConfigError
 
 

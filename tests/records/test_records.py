@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from olive_ext.errors import ConfigError, RecordsError
-from olive_ext.records import Form, Records, ScoredTargets, request_key
+from olive_ext.records import Form, Records, request_key, scored_targets
 from olive_ext.records import store as store_module
 
 FORM = Form(100, 3, 2)
@@ -30,8 +30,8 @@ def some_records(count: int, seed: int = 0) -> np.ndarray:
     return records
 
 
-def said(numbers: np.ndarray) -> ScoredTargets:
-    return ScoredTargets(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
+def said(numbers: np.ndarray) -> np.ndarray:
+    return scored_targets(numbers, -numbers.astype(np.float32) / 7, numbers % 2 == 0)
 
 
 def fill(records: Records, requests: range, per_request: int = 4) -> None:
@@ -44,9 +44,9 @@ def assert_holds(records: Records, requests: range, per_request: int = 4) -> Non
     for number in requests:
         found = records.find(request_key([number, 1, 2], per_request))
         assert found is not None, number
-        np.testing.assert_array_equal(found.logprob, -found.record.astype(np.float32) / 7)
-        np.testing.assert_array_equal(found.is_greedy, found.record % 2 == 0)
-        np.testing.assert_array_equal(records.get(found.record), some_records(per_request, number))
+        np.testing.assert_array_equal(found["logprob"], -found["record"].astype(np.float32) / 7)
+        np.testing.assert_array_equal(found["is_greedy"], found["record"] % 2 == 0)
+        np.testing.assert_array_equal(records.get(found["record"]), some_records(per_request, number))
 
 
 def test_later_runs_find_what_was_put_and_add_to_it(tmp_path: Path) -> None:
@@ -81,8 +81,12 @@ def test_files_of_version_1_are_read(tmp_path: Path) -> None:
     found = Records.read(tmp_path)
     said = found.find(request_key([7, 8, 9], 2))
     assert said is not None
-    assert (said.record.tolist(), said.logprob.tolist(), said.is_greedy.tolist()) == ([0, 1], [0, -1.5], [False, True])
-    kept = found.get(said.record)
+    assert tuple(said[name].tolist() for name in said.dtype.names) == (
+        [0, 1],
+        [0, -1.5],
+        [False, True],
+    )
+    kept = found.get(said["record"])
     assert kept["ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert kept["logprobs"].tolist() == [[0, -0.5, -1, -1.5, -2]] * 2
     assert kept["tail"].tolist() == [0.25, 1.25]

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL, Bin, Comparison, Divergence, Flip, Outcome, Spread
+from olive_ext.stats.compared_fields import CLASSES
 from olive_ext.stats.distances import HISTOGRAM_EDGES
 from olive_ext.stats.paired_answers import compare_outcomes
-from olive_ext.stats.token_classes import CLASSES
 
 TASKS = (("arc_easy", "acc_norm"), ("hellaswag", "acc_norm"), ("gsm8k", "exact_match"), ("mmlu_anatomy", "acc"))
 HOSTILE = (

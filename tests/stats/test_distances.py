@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.stats.compared_fields import POSITION, Positions
+from olive_ext.stats.compared_fields import CLASSES, POSITION, Positions
 from olive_ext.stats.distances import clustered_mean, measure_divergence
-from olive_ext.stats.token_classes import CLASSES
 
 VOCABULARY = 50
 

@@ -16,7 +16,7 @@ from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RecordsError
-from olive_ext.records import Records, ScoredTargets, request_key
+from olive_ext.records import Records, request_key, scored_targets
 from olive_ext.stats.compared_fields import COMPARED
 
 RECORDED = np.dtype([("record", "<i8")])
@@ -52,8 +52,8 @@ class WritingTap(Tap):
     def finish(self, place: int, result: Result) -> Result:
         """Keeps the request's scores. The result goes on without notes: there is nothing that it was compared with."""
         assert result.notes is not None
-        logprobs, is_greedy = np.array(result.logprobs, np.float32), np.array(result.is_greedy, np.bool_)
-        self._records.put(self._keys[place], ScoredTargets(result.notes["record"], logprobs, is_greedy))
+        targets = scored_targets(result.notes["record"], result.logprobs, result.is_greedy)
+        self._records.put(self._keys[place], targets)
         return replace(result, notes=None)
 
     def flush(self) -> None:
@@ -64,7 +64,9 @@ class WritingTap(Tap):
 
     def _known(self, place: int) -> Result | None:
         scored = self._records.find(self._keys[place])
-        return None if scored is None else Result(tuple(scored.logprob.tolist()), tuple(scored.is_greedy.tolist()))
+        if scored is None:
+            return None
+        return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
 
 
 class ReadingTap(Tap):
@@ -77,7 +79,7 @@ class ReadingTap(Tap):
     def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
-        self._scored: dict[int, ScoredTargets] = {}
+        self._scored: dict[int, Notes] = {}
 
     @property
     def host_bytes(self) -> int:  # type: ignore[override]
@@ -92,7 +94,7 @@ class ReadingTap(Tap):
                 f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
                 "the reference on the same tasks, with the same limit, template and max_length"
             )
-        numbers = {place: tuple(scored.record.tolist()) for place, scored in self._scored.items()}
+        numbers = {place: tuple(scored["record"].tolist()) for place, scored in self._scored.items()}
         return [(place, replace(request, records=numbers[place])) for place, request in items]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
@@ -117,8 +119,8 @@ class ReadingTap(Tap):
 
     def finish(self, place: int, result: Result) -> Result:
         assert result.notes is not None
-        result.notes["reference_logprobs"] = self._scored[place].logprob
-        result.notes["reference_is_greedy"] = self._scored[place].is_greedy
+        result.notes["reference_logprobs"] = self._scored[place]["logprob"]
+        result.notes["reference_is_greedy"] = self._scored[place]["is_greedy"]
         return result
 
     def describe(self) -> Mapping[str, Any]:

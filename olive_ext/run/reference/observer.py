@@ -14,9 +14,8 @@ import numpy as np
 from olive_ext.errors import RunError
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.stats.compared_fields import Compared, Positions
+from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
-from olive_ext.stats.token_classes import TokenClasses
 from olive_ext.text.requests import (
     GenerationOutput,
     RollingOutput,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olive_ext.stats.token_classes import CLASSES, TokenClasses, token_class
+from olive_ext.stats.compared_fields import CLASSES, TokenClasses, token_class
 
 
 @pytest.mark.parametrize(
