@@ -40,7 +40,7 @@ FLOORS = {
         ["engine"],
         ["opening"],
     ],
-    "olive_ext.engine.runners": [["base"], ["shape_buckets"], ["trials"], ["ort", "genai", "hf"]],
+    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement"],
@@ -176,7 +176,7 @@ def test_every_module_stands_on_a_floor(package: str) -> None:
     ("module", "text", "why"),
     [
         ("step", "olive_ext.engine.engine import Engine", "floor 1 may not import floor 6 of olive_ext.engine"),
-        ("runners/base", "olive_ext.engine.scheduling.slots import Slots", "floor 2 may not import floor 3"),
+        ("runners/runner", "olive_ext.engine.scheduling.slots import Slots", "floor 2 may not import floor 3"),
         ("runners/hf/planted", "olive_ext.engine.opening import open_engine", "floor 3 may not import floor 7"),
         ("runners/ort/planted", "olive_ext.engine.scheduling.slots import Slots", "floor 3 of olive_ext.engine do not"),
         ("scheduling/planted", "olive_ext.engine.runners.trials import disagreement", "do not import each other"),
@@ -196,7 +196,7 @@ def test_import_is_found_between_rooms_of_the_engine(tmp_path: Path, module: str
 def test_rooms_of_the_engine_import_themselves_and_what_is_below(tmp_path: Path) -> None:
     text = (
         "from olive_ext.engine.scheduling.slots import Slots\n"
-        "from olive_ext.engine.runners.base import Traits\n"
+        "from olive_ext.engine.runners.runner import Traits\n"
         "from olive_ext.engine.step import Step\n"
     )
     assert violations(plant(tmp_path, "engine/scheduling/planted.py", text)) == []

@@ -10,7 +10,7 @@ from typing import Any
 
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, Request, Result
-from olive_ext.engine.runners.base import Runner
+from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import RunError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.reference.tap import Tap
-from olive_ext.engine.runners.base import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.model import ResolvedModel
 

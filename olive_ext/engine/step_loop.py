@@ -13,7 +13,7 @@ from typing import Any
 
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
-from olive_ext.engine.runners.base import Capacity, Runner, Traits
+from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler

@@ -19,7 +19,7 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
-from olive_ext.engine.runners.base import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind

@@ -12,7 +12,7 @@ import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.opening import open_engine
-from olive_ext.engine.runners.base import Runner
+from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.runners.shape_buckets import BucketedRunner
 from olive_ext.engine.runners.trials import with_buckets
 from olive_ext.engine.step import Step, StepOutput

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.runners.trials import SHORT_STEP, attends_to_long_steps, fitting_attention
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, open_session, register_libraries, resolve_providers

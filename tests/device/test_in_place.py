@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.runners.ort.kv.base import Device, KvPlace
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace
 from olive_ext.engine.step import Copy, Row
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import locate, open_session, resolve_providers

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
-from olive_ext.engine.runners.base import Capacity, Runner, Traits
+from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
-from olive_ext.engine.runners.base import Capacity
+from olive_ext.engine.runners.runner import Capacity
 from olive_ext.engine.step import Batching
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.base import Runner
 from olive_ext.engine.runners.ort.inputs import Feed
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner, named_ort_failures
+from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph

@@ -15,7 +15,7 @@ import numpy as np
 
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.requests import Notes, Request, Result, Source
-from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.step import UNLIMITED, Batching, IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED

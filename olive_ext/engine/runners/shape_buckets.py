@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.base import Capacity, Runner
+from olive_ext.engine.runners.runner import Capacity, Runner
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.runners.base import Runner
+from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ModelError, RunError

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from olive_ext.engine.requests import Counters, FinishReason, source_key
-from olive_ext.engine.runners.base import Capacity, Traits
+from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.finite import refuse_non_finite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from olive_ext.engine.runners.base import Traits
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, LogitsRow, Row, Step, StepOutput
 
 SIZES = (64, 128, 256, 512)

@@ -19,7 +19,7 @@ import numpy as np
 
 from olive_ext.config import EngineConfig
 from olive_ext.engine.requests import TokenArray, common_prefix
-from olive_ext.engine.runners.base import Traits
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.step_cost import MIN_CONTEXT, MIN_TOKENS, Choice, StepCost, Target, choose, measure

@@ -19,8 +19,8 @@ from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
-from olive_ext.engine.runners.base import Capacity, OpenedRunner, Traits
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
+from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
 from olive_ext.engine.step import SHARED_PREFIX, Batching, Copy, LogitsRow, Move, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
 from olive_ext.model.types import SourceKind

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.genai.genai_model import GenaiModel, overlay_of
 from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, feed
+from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.step import FloatArray, Step, StepOutput
 from olive_ext.errors import ConfigError, RunError, joined_lines
 from olive_ext.model import ResolvedModel

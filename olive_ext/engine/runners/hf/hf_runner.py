@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import common_prefix
-from olive_ext.engine.runners.base import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.trials import check_tree_batches
 from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line

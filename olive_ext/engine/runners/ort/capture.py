@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.inputs import Feed
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.runners.shape_buckets import Shape, shape_of
 from olive_ext.engine.step import Step
 from olive_ext.errors import RunError

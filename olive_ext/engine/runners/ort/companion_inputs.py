@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
-from olive_ext.engine.runners.ort.kv.base import Device, zeros
+from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.ort_session import read_adapter

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.inputs import Feed
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head

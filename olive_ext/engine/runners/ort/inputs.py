@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import Device
+from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Row, Step, visible_cells
 from olive_ext.graph.tree_attention import BiasInput
 from olive_ext.model.types import InputSpec, Role, TensorSpec

@@ -13,17 +13,17 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.runners.base import OpenedRunner
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
-from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
+from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
 from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv

@@ -12,13 +12,13 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.base import Capacity, Runner, Traits
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
 from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
-from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
+from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore
+from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.graph.tree_attention import BiasInput

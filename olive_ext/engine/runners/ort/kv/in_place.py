@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import Device, KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, Move, Row
 from olive_ext.graph.standalone_graphs import copy_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor

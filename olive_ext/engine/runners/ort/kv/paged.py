@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore, allocate
+from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.types import Role

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.base import KvPlace, KvStore, zeros
+from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore, zeros
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.standalone_graphs import slice_graph
 
