@@ -33,7 +33,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["requests"],
         ["step"],
-        ["runners.base"],
+        ["runners.runner"],
         ["scheduling", "runners"],
         ["reference"],
         ["step_loop"],
