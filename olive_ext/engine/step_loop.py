@@ -69,7 +69,11 @@ class StepLoop:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
         traits = self.traits
         for key, request in items:
-            _check_length(key, request, traits.context_length)
+            if request.num_positions > traits.context_length:
+                raise OliveExtError(
+                    f"request {key!r} needs {request.num_positions} positions; the model has {traits.context_length} "
+                    "(max_length)"
+                )
             self._runner.check_source(request.source)
             self._tap.check_source(request.source)
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
@@ -96,7 +100,9 @@ class StepLoop:
         try:
             output = self.run(scheduler.present) if present is None else present.result()
         except MemoryShortageError as error:
-            self._drop_overlapped()
+            self._begun = None  # behind a step that failed none has run
+            scheduler.drop_overlapped()
+            self.settle()
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
 
@@ -144,12 +150,6 @@ class StepLoop:
         cells = min(cells, CELLS_PER_POSITION * self.traits.context_length)
         return _most_positions(request for request in requests if request.generation is not None), cells
 
-    def _drop_overlapped(self) -> None:
-        """Behind a step that failed none has run."""
-        self._begun = None
-        self._scheduler.drop_overlapped()
-        self.settle()
-
     def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
         """The output of a step that there is no memory for; later steps are no longer than its halves."""
         halves = halve(step, self.traits.batching)
@@ -176,10 +176,3 @@ class StepLoop:
 
 def _most_positions(requests: Iterable[Request]) -> int:
     return max((request.num_positions for request in requests), default=0)
-
-
-def _check_length(key: Hashable, request: Request, context_length: int) -> None:
-    if request.num_positions > context_length:
-        raise OliveExtError(
-            f"request {key!r} needs {request.num_positions} positions; the model has {context_length} (max_length)"
-        )

@@ -36,8 +36,9 @@ def can_be_followed(planned: PlannedStep) -> bool:
     """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle, or whose
     sequence has ended, find one that nobody reads."""
     step = planned.step
+    read = [(found.row, found.offset) for found in step.logits_rows]
     is_plain = step.first_cell is None and not step.samples
-    if not is_plain or step.logits_rows != _last_logits_rows(step.rows, step.logits_rows):
+    if not is_plain or read != [(place, len(row.tokens) - 1) for place, row in enumerate(step.rows)]:
         return False
     return all(
         sequence is None or not sequence.pending or sequence.wants_next(row.past + len(row.tokens) - 1)
@@ -68,12 +69,6 @@ def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
     """The same step with the tokens that the step before has found, now that these are known."""
     rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
-
-
-def _last_logits_rows(rows: tuple[Row, ...], logits_rows: tuple[LogitsRow, ...]) -> tuple[LogitsRow, ...]:
-    """One logits row at the last token of each row; the numbers of records are those of `logits_rows`."""
-    records = [found.record for found in logits_rows] + [-1] * len(rows)
-    return tuple(LogitsRow(place, len(row.tokens) - 1, records[place]) for place, row in enumerate(rows))
 
 
 class StepThread:
