@@ -101,24 +101,29 @@ def read_encoder(
     if others := sorted(inputs.keys() - known):
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
     returned = {value.name for value in first_step.graph.output} - outputs if first_step is not None else set()
-    given = {tensor.name: present for present, tensor in cross.kv.items() if present in outputs}
     computed = {tensor.name: present for present, tensor in cross.kv.items() if present in returned}
-    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs | returned}
-    if unused and not cross.states:
-        present, tensor = next(iter(unused.items()))
-        raise ModelError(
-            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
-        )
     return EncoderSpec(
         kind=kind,
         source=inputs[source],
         mask=mask,
         states=states,
-        outputs={**{tensor.name: states for tensor in cross.states}, **given},
+        outputs={tensor.name: states for tensor in cross.states}
+        | {tensor.name: present for present, tensor in cross.kv.items() if present in outputs},
         masks=cross.masks,
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
-        unused=tuple(unused.values()),
+        unused=_unused(cross, outputs | returned),
     )
+
+
+def _unused(cross: CrossInputs, outputs: set[str]) -> tuple[TensorSpec, ...]:
+    """Cross KV that is none of `outputs`. Raises `ModelError` where the decoder has no hidden states to compute it."""
+    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs}
+    if unused and not cross.states:
+        present, tensor = next(iter(unused.items()))
+        raise ModelError(
+            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
+        )
+    return tuple(unused.values())
 
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
