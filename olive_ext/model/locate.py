@@ -231,7 +231,7 @@ def _returns_logits(graph: Path) -> bool:
 
 
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
-    """The genai_config.json of the folder asked for or of the decoder's own, else one up to three folders above that
+    """The genai_config.json of the folder `root` or of the decoder's folder, else one up to three folders above that
     names this decoder: another model may lie above."""
     if (root / GENAI_CONFIG).is_file():
         return root / GENAI_CONFIG, "in the folder asked for"
