@@ -154,7 +154,7 @@ class GenaiRunner(Runner):
         return _stack(rows)
 
     def _feed_afresh(self, past: int, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """The same with a new generator for each of `offsets`, which is fed everything at once."""
+        """As `_feed`, with a new generator for each of `offsets`, which is fed past and tokens at once."""
         self._tokens[past:] = tokens
         rows: list[FloatArray] = []
         for offset in offsets:

@@ -36,7 +36,7 @@ class Generator(Protocol):
     def get_output(self, name: str, /) -> Array: ...
 
     def get_logits(self) -> Array:
-        """Those behind the last token, [1, 1, V]."""
+        """The logits behind the last token, [1, 1, V]."""
         ...
 
     def rewind_to(self, length: int, /) -> None: ...
@@ -52,7 +52,7 @@ class Continues(str, Enum):
 
 @dataclass(frozen=True)
 class GeneratorTraits:
-    """Of every generator of a model."""
+    """What every generator of one model can do."""
 
     continues: Continues
     returns_all_rows: bool

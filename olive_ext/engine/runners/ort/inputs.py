@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def starts_B1(self) -> Array:
-        """Where each row's tokens begin among all, and where the last one's end; [B + 1]."""
+        """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths_B)])
 
 

@@ -40,12 +40,13 @@ MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
 )
-"""Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
+"""Parts of the messages by which ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy report
+that memory ran out."""
 
 
 @dataclass(frozen=True)
 class SharedPrefixKv:
-    """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
+    """The shared-prefix cache: one slot of cells, and the biases that hide from a token the cells it may not see."""
 
     kv: ViewKv
     biases: Sequence[BiasInput]
