@@ -146,7 +146,8 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """Where an attribute is no tensor or graph, protobuf gives an empty one, which has no location."""
+    """Tensors in the attributes of `nodes`, and in their graphs. For an attribute that is neither, protobuf gives an
+    empty tensor, which has no location."""
     for attribute in (attribute for node in nodes for attribute in node.attribute):
         yield from (*attribute.tensors, attribute.t)
         for graph in (*attribute.graphs, attribute.g):

@@ -23,7 +23,7 @@ class Row:
     """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs captured and replayed."""
+    """The provider's option that has runs captured and replayed."""
 
     known: str = ""
     """What is known not to work on the provider, or that nothing was run on it, for the documentation."""

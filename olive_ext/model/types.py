@@ -89,7 +89,7 @@ class Provider:
     """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs captured and replayed; None where it has none."""
+    """The provider's option that has runs captured and replayed; None where it has no such option."""
 
     @property
     def place(self) -> Device:

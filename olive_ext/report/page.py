@@ -156,7 +156,7 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """Both ends of a long value: templates differ at either."""
+    """Shortens a long value to both of its ends: chat templates differ at either."""
     if value is None:
         return "not set"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

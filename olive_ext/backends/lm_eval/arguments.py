@@ -44,7 +44,7 @@ class OrtLMArguments(OpenSettings):
     """Where this model's distributions are recorded, as `olive_ext.open` takes it."""
 
     hflm_rolling_bos: bool = False
-    """With true rolling log-likelihoods repeat HFLM's: where the tokenizer adds BOS itself, the prefix token precedes
+    """Makes rolling log-likelihoods repeat HFLM's: where the tokenizer adds BOS itself, the prefix token precedes
     it and BOS is scored as if it were text."""
 
     think_end_token: Annotated[str | Int | None, BeforeValidator(_number)] = None

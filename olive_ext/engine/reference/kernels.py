@@ -38,8 +38,8 @@ DEVICE_BYTES = 1 << 28
 
 
 class Divergence:
-    """Opens the graphs when they are first needed; `open_graph` opens them on `device`. A graph that fails there is a
-    `RunError`."""
+    """Compares distributions by graphs that are opened at their first use: `open_graph` opens them on `device`. A graph
+    that fails there raises `RunError`."""
 
     def __init__(self, open_graph: OpenGraph, device: Device) -> None:
         self.host_bytes = 0

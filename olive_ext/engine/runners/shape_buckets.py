@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     """Head rows, and targets."""
 
     samples: int
-    """At least 1, read or not."""
+    """Rows to sample from: at least 1, whether the step samples or not."""
 
     width: int
     """Positions of a slot, which masks and caches have."""

@@ -55,8 +55,8 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
 
 
 class GenaiRunner(Runner):
-    """One slot, which is one generator. Where a generator cannot go on from the row's past, a new one is fed the past
-    again: the tokens of a slot are kept on the host."""
+    """Runs steps on onnxruntime-genai, with one slot, which is one generator. Where the generator cannot go on from the
+    row's past, a new one is fed the past again: the tokens of a slot are kept on the host."""
 
     capacity = Capacity(num_slots=1)
     host_bytes = 0

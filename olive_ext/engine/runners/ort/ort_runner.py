@@ -236,8 +236,8 @@ class OrtRunner(Runner):
 
 
 def _grown(capacity: int, wanted: int) -> int:
-    """At least `wanted`, at least a quarter more than there is, in whole steps. Not more: with huge pages all of the
-    new memory is filled with zeros."""
+    """The new size: at least `wanted`, at least a quarter more than the present one, in whole steps. Not more,
+    because with huge pages all of the new memory is filled with zeros."""
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 
