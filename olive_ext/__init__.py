@@ -1,7 +1,7 @@
 """Batched evaluation of ONNX language models inside Microsoft Olive.
 
-`olive_ext.open(MODEL)` gives a session, `olive_ext.evaluate(config)` a report. Both are imported when they are first
-asked for: importing the package itself imports nothing.
+`olive_ext.open(MODEL)` gives a session, `olive_ext.evaluate(config)` a report. Both are imported at their
+first use: importing the package itself imports nothing.
 """
 
 from __future__ import annotations

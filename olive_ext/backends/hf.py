@@ -19,7 +19,7 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
-"""On a CPU "auto" would first run 64 sequences of full length."""
+"""Batch size on a CPU, where "auto" would first run 64 sequences of full length."""
 
 
 class Baseline(CompletePairs, HFLM):  # type: ignore[misc]

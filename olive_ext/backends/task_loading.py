@@ -43,7 +43,7 @@ class Seeds:
 
     @classmethod
     def of(cls, seed: int | None) -> Seeds:
-        """One seed for all four; None takes lm-eval's defaults."""
+        """Seeds that all equal `seed`; None takes lm-eval's defaults."""
         return cls() if seed is None else cls(seed, seed, seed, seed)
 
     def plant(self) -> None:

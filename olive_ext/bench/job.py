@@ -61,18 +61,18 @@ class Run:
     round: int = 0
     error: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Inside the model's calls, by kind of request."""
+    """Seconds inside the model's calls, by kind of request."""
 
     seconds_open: float = 0.0
     seconds_total: float = 0.0
-    """From the process's start to its end, as its parent saw it."""
+    """Seconds from the process's start to its end, measured by its parent."""
 
     memory: Mapping[str, float] = field(default_factory=dict)
     """`before` and `open`: resident before and after the model was opened; `warm`: after the warm-up; `peak`: most
     within the clock; `weights`: the model's files. On a GPU also `device_before`, `device_open`, `device_peak`."""
 
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Our engine's, within the clock."""
+    """Our engine's counters for the timed part of the run."""
 
     execution: Mapping[str, Any] = field(default_factory=dict)
     tokens: Mapping[str, float] = field(default_factory=dict)
@@ -82,15 +82,15 @@ class Run:
     """See `summary.agreement`; put in once the reference's answers are there."""
 
     series: Sequence[Mapping[str, float]] = ()
-    """Of contexts: `tokens` and `seconds` of each."""
+    """For a job of contexts: `tokens` and `seconds` of each context."""
 
     flops_per_second: float = 0.0
-    """Of a ceiling."""
+    """For a job of the ceiling: floating-point operations per second."""
 
     @property
     def memory_above(self) -> float:
-        """The most that was resident above the model's own: above what was when it was open. Weights that were mapped
-        but not yet read then count as the model's, too."""
+        """Bytes: the most memory that was resident, less what was resident when the model had been opened. Weights that
+        were mapped but not yet read at that time count as the model's, too."""
         memory = self.memory
         own = memory["open"] if "device_peak" in memory else max(memory["open"], memory["before"] + memory["weights"])
         return memory["peak"] - own
@@ -102,7 +102,7 @@ class Run:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """From JSON; keys that are no fields are left out."""
+        """A run from its JSON; keys that are no fields are left out."""
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
 

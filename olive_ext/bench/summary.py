@@ -12,7 +12,7 @@ from olive_ext.bench.job import OURS, PROBE, Run, best
 from olive_ext.bench.work import Work
 
 Answers = Mapping[str, Sequence[Any]]
-"""By kind of request, in its order: [log-likelihood, is greedy], log-likelihood, or text."""
+"""Answers by kind of request, in that kind's order: [log-likelihood, is greedy], log-likelihood, or text."""
 
 ABSOLUTE, RELATIVE = 0.02, 1e-4
 """Nats and share that a log-likelihood may differ by: kernels that add in another order differ by as much."""
@@ -31,10 +31,10 @@ class Row:
 
     fed_per_second: float | None = None
     seconds: float = 0.0
-    """Inside the model's calls."""
+    """Seconds inside the model's calls."""
 
     seconds_total: float = 0.0
-    """Of the whole process: imports, opening, warm-up and the work."""
+    """Seconds of the whole process: imports, opening, warm-up and the work."""
 
     memory_above: float = 0.0
     """Bytes: the most that was resident above the model's own, see `Run.memory_above`."""
@@ -43,10 +43,10 @@ class Row:
     device_above: float | None = None
     device_peak: float | None = None
     speedup: tuple[float, float, float] | None = None
-    """Ours over it, in requests per second of the same round: median, least, most."""
+    """Our backend's requests per second divided by this backend's in the same round: median, least, most."""
 
     agreement: Mapping[str, Any] = field(default_factory=dict)
-    """Of the round that agrees least with the reference."""
+    """The agreement of the round that agrees least with the reference."""
 
     error: str | None = None
 

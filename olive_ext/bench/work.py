@@ -52,8 +52,9 @@ class Work:
 
 
 def count_tokens(inputs: Iterable[tuple[Sequence[int], int]]) -> dict[str, int]:
-    """Of (fed tokens, how many of the last positions are read): `naive` and `distinct` tokens, `attended`: positions
-    that the distinct ones attend to, themselves included; `rows`: distinct positions that are read."""
+    """Counts over `inputs`, pairs of (fed tokens, how many of the last positions are read): `naive` and `distinct`
+    tokens; `attended`: positions that the distinct ones attend to, themselves included; `rows`: distinct positions
+    that are read."""
     naive = distinct = attended = rows = 0
     before: TokenArray = np.empty(0, np.int32)
     read: list[bool] = []
@@ -145,7 +146,7 @@ def measure_ceiling(matrices: Sequence[Sequence[int]], device: str, dtype: str) 
 
 
 def _fastest_seconds(weight: Any, rows: int, wait: Callable[[], None]) -> float:
-    """Of one product with `rows` rows, at its fastest of several tries; `wait` returns when the device is done."""
+    """Seconds of one product with `rows` rows, the least of several tries; `wait` returns when the device is done."""
     inputs = weight.new_empty(rows, weight.shape[0]).normal_()
     tries = []
     for _ in range(_TRIES):

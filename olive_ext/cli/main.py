@@ -54,8 +54,8 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
 
 
 def _quiet_libraries() -> None:
-    """For a process that is the command and nothing else: messages of transformers and lm-eval about task and tokenizer
-    files are not for our users, and progress bars stay out of files and pipes."""
+    """Silences other libraries, in a process that is the command and nothing else: messages of transformers and lm-eval
+    about task and tokenizer files are not for our users, and progress bars stay out of files and pipes."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():

@@ -70,8 +70,8 @@ class Strict(BaseModel):
 def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> str:
     """One sentence for one entry of pydantic's report; all entries about one field give the same sentence.
 
-    Behind the field `loc` goes on with the branch of a union and the place inside a list, an entry for each branch
-    that was tried; the sentence is about the whole field instead.
+    After the field, pydantic's `loc` goes on with the member of a union and the index in a list, one entry for each
+    member that was tried; the sentence is about the whole field instead.
     """
     owner, names = _locate(model, item["loc"])
     key = ".".join([where, *names] if where else names)
@@ -107,7 +107,8 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Ba
 
 
 def nested_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The model that field `name` of `model` holds, alone, in a list or beside None; None where it holds none."""
+    """The model that field `name` of `model` holds: alone, in a list or in a union with None; None where the field
+    holds no model."""
     field = model.model_fields.get(name)
     return _model_in(field.annotation) if field else None
 

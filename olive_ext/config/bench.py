@@ -1,4 +1,4 @@
-"""What a user may say about a comparison of speed: the work, the backends, and how they are measured."""
+"""The settings of a comparison of speed: the work, the backends, and how they are measured."""
 
 from __future__ import annotations
 

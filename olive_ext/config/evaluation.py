@@ -1,4 +1,4 @@
-"""What a user may say about an evaluation: the model, a reference to it, the tasks, and how lm-eval is driven.
+"""The settings of an evaluation: the model, a reference to it, the tasks, and how lm-eval is driven.
 
 `EvaluationSettings` holds the keys that an Olive evaluator and an Olive pass take; the model itself comes from Olive
 there, and from `EvaluationConfig.model` on the command line and from Python.
@@ -46,7 +46,7 @@ class ReferenceConfig(ModelConfig):
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
     keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
-    fit in the free memory and neither speed nor memory is asked for."""
+    fit in the free memory and neither speed nor memory is to be measured."""
 
     records_dir: str | None = None
     """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
@@ -61,7 +61,7 @@ class ReferenceConfig(ModelConfig):
 
     @property
     def is_input_model(self) -> bool:
-        """Whether the workflow has yet to say which model this is."""
+        """Whether the reference is the workflow's input model, whose path is known only when the workflow runs."""
         return self.path == INPUT_MODEL
 
 
@@ -74,7 +74,7 @@ Reference = Annotated[
     BeforeValidator(_from_text, json_schema_input_type=str | ReferenceConfig),
     Field(description="a path or a mapping"),
 ]
-"""What a recipe may say: a path, or the mapping."""
+"""A reference as recipes write it: a path, or the mapping."""
 
 
 class EvaluationSettings(ExecutionSettings):
@@ -152,8 +152,8 @@ class EvaluationConfig(EvaluationSettings):
     """The model to evaluate."""
 
     def opening(self) -> ModelSettings:
-        """The settings of opening the evaluated model. Where `model.kind` is open, `model_class` says it: each of its
-        values names the backend of one kind."""
+        """The settings of opening the evaluated model. Where `model.kind` is "auto", `model_class` decides the kind:
+        each of its values names the backend of one kind."""
         kind = self.model.kind
         if kind == "auto" and self.model_class is not None:
             kind = "hf" if self.model_class == "hf" else "onnx"
@@ -162,7 +162,7 @@ class EvaluationConfig(EvaluationSettings):
         return ModelSettings(model=self.model.path, **which, **shared)
 
     def reference_patch(self) -> dict[str, Any]:
-        """What `reference` says of opening it, for `ModelSettings.of_reference`."""
+        """The settings in `reference` for opening the reference, as `ModelSettings.of_reference` takes them."""
         assert self.reference is not None
         names = ReferenceConfig.model_fields.keys() & ModelSettings.model_fields.keys()
         return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}

@@ -25,7 +25,7 @@ _LIKE_THE_CANDIDATE = (
     "batch_size",
     "max_length",
 )
-"""What a reference takes from the evaluated model: how a model is run, not which one."""
+"""Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
 
 class EngineConfig(Strict):
@@ -35,7 +35,7 @@ class EngineConfig(Strict):
     """Which library runs the model. "onnxruntime" opens its graph in a session, with the KV cache, the batches and the
     scoring on the device. "genai" drives onnxruntime-genai, one sequence at a time, for packages that nothing else can
     run. "auto" takes "genai" where genai_config.json splits the decoder into a pipeline or has inputs of a fixed
-    length, and says so in the execution's `runtime_origin`."""
+    length; the execution's `runtime_origin` gives the reason."""
 
     num_slots: PositiveInt | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
@@ -48,31 +48,33 @@ class EngineConfig(Strict):
     are scored what has been measured to cost least on the opened model."""
 
     scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
-    """How texts that are scored share a step. "branches" puts many of them behind their common prefix in one step;
-    "rows" computes one after the other. "auto" takes what has been measured to be faster on the opened model, and
-    "rows" where branches cannot be had (on any device but the CPU, in few `shapes`) and where activations are rounded
-    to few bits (the numbers would differ by that rounding); the execution's `scoring` says which."""
+    """How texts that are scored share a step. "branches" makes tree batches: many texts behind their common prefix in
+    one step. "rows" computes one text after the other. "auto" takes the one that has been measured to be faster on the
+    opened model, and "rows" where tree batches are impossible (on any device but the CPU, and with the shape buckets
+    of `shapes` or `graph_capture`) or where activations are rounded to few bits (the numbers would differ by that
+    rounding); the execution's `scoring` names the choice."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
-    """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" fills
-    steps up to one of a few dozen shapes and runs each of these once when the KV slots are made, for providers that
-    plan or compile for every new shape; texts are then scored one after the other. "auto" is "bucketed" on such
-    providers, or with `strict_shapes`, and "any" elsewhere. Beside a reference, and for models whose KV cache is not
-    written in place, it is "any"."""
+    """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" pads each
+    step to a shape bucket, one of a few dozen shapes, and runs each bucket once when the KV slots are made, for
+    providers that plan or compile for every new shape; texts are then scored one after the other. "auto" is "bucketed"
+    on such providers, or with `strict_shapes`, and "any" elsewhere. Where the model is compared with a reference, or
+    its KV cache is not written in place, the steps have any shape even with "bucketed"."""
 
     strict_shapes: bool = False
-    """Makes a step an error whose shape was not run beforehand, instead of counting it as `shapes_late`."""
+    """Raises an error for a step whose shape was not run beforehand, instead of counting the step as `shapes_late`."""
 
     graph_capture: bool = False
-    """Has steps in which all slots decode captured once and replayed (CUDA graphs; WebGPU's graph capture, which needs
-    a graph that was exported for it). Such steps then have few shapes, and a replay is compared with a plain step when
-    the model is opened. Not yet run on CUDA."""
+    """Captures steps in which all slots decode once and replays them (CUDA graphs; WebGPU's graph capture, which needs
+    a graph that was exported for it). Such steps are then padded to shape buckets, and a replay is compared with a
+    plain step when the model is opened. Not yet run on CUDA."""
 
     decode_ahead: bool | Auto = "auto"
-    """Whether the next step of a greedy generation begins before this one has been read: its tokens stay on the device,
-    and stops are looked for meanwhile. A sequence that has ended costs one row more then. "auto" does so elsewhere than
-    on the CPU, whose cores have enough to do; the execution's `decode_ahead` says what was chosen. Models that
-    onnxruntime-genai or transformers run never do, nor do steps of few shapes (`shapes`, `graph_capture`)."""
+    """Whether decoding steps overlap (async scheduling): the next step of a greedy generation begins before the tokens
+    of the last one are read. They stay on the device, and the host looks for stops meanwhile. A sequence that has ended
+    then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to do; the
+    execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or transformers
+    run, nor where steps are padded to shape buckets (`shapes`, `graph_capture`)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
@@ -93,7 +95,7 @@ class EngineConfig(Strict):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        """Settings that need few shapes, against those that need any."""
+        """Refuses settings that need shape buckets together with settings that need steps of any shape."""
         few = [f"'{name}' = true" for name in ("strict_shapes", "graph_capture") if getattr(self, name)]
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
         if few and self.scoring == "branches":
@@ -150,7 +152,7 @@ class ExecutionSettings(Strict):
 
     device: Word | None = None
     """Torch device of a Hugging Face model ("cpu", "cuda:0"). None takes what Olive hands over, else "cuda" where there
-    is one, else "cpu". Where an ONNX model runs is `execution_provider`'s to say."""
+    is one, else "cpu". For an ONNX model `execution_provider` decides where it runs."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
@@ -194,14 +196,15 @@ class ModelSettings(OpenSettings):
 
     @property
     def place(self) -> tuple[str, Kind, str | None, str | None]:
-        """The settings that say which files a model has: path, kind, ONNX file, tokenizer."""
+        """The settings that determine a model's files: path, kind, ONNX file, tokenizer."""
         return self.model, self.kind, self.onnx_file_name, self.tokenizer
 
     def of_reference(self, patch: str | Path | Mapping[str, Any]) -> Self:
         """The settings of a reference for this model: a path, or a mapping of settings.
 
-        What `patch` does not name is this model's where it says how a model is run, and the default where it says which
-        model; provider options only go with the provider that they are for. Raises `ConfigError`.
+        For settings that `patch` does not name, the reference takes this model's value if the setting is about how a
+        model is run, and the default if it is about which model is run. Provider options are taken only together with
+        the provider that they are for. Raises `ConfigError`.
         """
         named = dict(patch) if isinstance(patch, Mapping) else {"model": str(patch)}
         if "model" not in named:

@@ -1,4 +1,4 @@
-"""JSON schemas of what a recipe may say, for editors and for checking recipes. Knows no Olive.
+"""JSON schemas of recipes, for editors and for checking recipes. Knows no Olive.
 
 Around our own keys stand those that Olive reads from the same block: `name`, `type`, `user_script`, `script_dir` and
 `metrics` of an evaluator, `type`, `host` and `evaluator` of a pass. Olive also takes our keys inside `type_args`

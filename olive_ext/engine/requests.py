@@ -86,7 +86,7 @@ class Request:
     generation: Generation | None = None
     source: Source | None = None
     records: tuple[int, ...] = ()
-    """Of each target: the number of the reference's record of the distribution that it is scored with."""
+    """For each target the number of the reference's record: that of the distribution that the target is scored with."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_targets < max(1, len(self.tokens)):

@@ -1,7 +1,7 @@
 """What the scheduler hands to a runner and what comes back: integers out, small arrays in. Knows no runner.
 
-A step for which memory does not suffice is cut in two. The scores of a step come in the order of its rows, so the
-halves' outputs one behind the other are the step's.
+A step for which memory does not suffice is split in two. The scores of a step come in the order of its rows, so the
+outputs of the two parts one behind the other are the step's.
 
 Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 """
@@ -27,16 +27,16 @@ class Batching(str, Enum):
     """Which slots one step may decode together."""
 
     SINGLE = "single"
-    """One row a step."""
+    """A step has one row."""
 
     RANGE = "range"
-    """Neighbouring slots; a gap between two rows is filled with an idle row."""
+    """A step decodes neighbouring slots; a gap between two rows is filled with an idle row."""
 
     PACKED = "packed"
-    """Any slots, with any numbers of tokens."""
+    """A step decodes any slots, with any numbers of tokens."""
 
     POOL = "pool"
-    """All slots; those that are not decoding are idle rows."""
+    """A step has a row for every slot; slots that are not decoding have idle rows."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Row:
     """The input of an encoder-decoder's encoder; the same for all that is resident in the slot."""
 
     cells_P: CellArray | None = None
-    """Of a row of a tree batch: the cell of each of the `past` positions. None where position and cell are one."""
+    """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Step:
     copies: tuple[Copy, ...] = ()
     moves: tuple[Move, ...] = ()
     first_cell: int | None = None
-    """Of a tree batch: the cell of the first row's first token; the other tokens follow it. None for other steps."""
+    """For a tree batch the cell of the first row's first token; the other tokens follow it. None for other steps."""
 
     width: int | None = None
     """Positions that masks and caches have where these are more than the rows': what is behind the rows is masked."""
@@ -160,7 +160,7 @@ def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> n
 
 
 def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be cut."""
+    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
     if step.first_cell is None and len(step.rows) > 1:
         return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
     half = step.num_tokens // 2
@@ -174,7 +174,7 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:
-    """The outputs of two halves as one, but for rows of logits, which only a tap reads."""
+    """The outputs of a split step's two parts as one, but for rows of logits, which only a tap reads."""
     notes, more = first.notes_T, second.notes_T
     return StepOutput(
         np.concatenate([first.target_logprobs, second.target_logprobs]),

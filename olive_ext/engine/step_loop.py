@@ -1,6 +1,6 @@
 """The loop from planned requests to answers: a scheduler's steps run on a runner, and a tap notes them.
 
-Knows no order of requests and no results; where memory does not suffice for a step, the loop runs its halves.
+Knows no order of requests and no results; where memory does not suffice for a step, the loop splits it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ class StepLoop:
         return _most_positions(request for request in requests if request.generation is not None), cells
 
     def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
-        """The output of a step that there is no memory for; later steps are no longer than its halves."""
+        """The output of a step that is too large for the memory, run in two parts.
+
+        Later steps are no longer than the longer part.
+        """
         halves = halve(step, self.traits.batching)
         if halves is None:
             raise error

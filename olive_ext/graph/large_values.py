@@ -1,6 +1,6 @@
 """Which nodes of a graph handle large values: those that grow with the text, or are as wide as the vocabulary.
 
-Knows no session: which provider runs a node is for others to say.
+Knows no session, and not which provider runs a node.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _is_large(shape: tuple[int | str | None, ...] | None, elem_type: int | None)
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, int]:
-    """ONNX element types of values, as far as inputs, weights, annotations and operators tell."""
+    """ONNX element types of values, as far as inputs, weights, annotations and operators determine them."""
     types = {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
     types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     for node in graph.node:

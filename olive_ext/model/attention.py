@@ -1,5 +1,6 @@
-"""What the nodes of a decoder's graph tell: which attention reads a KV input and what it says of the cache's shape, and
-where activations are rounded, because scores then depend on which tokens are fed together. Knows no inputs' names."""
+"""Facts read from the nodes of a decoder's graph: which attention reads a KV input, the cache's shape by that node's
+attributes, and where activations are rounded, because scores then depend on which tokens are fed together. Knows no
+inputs' names."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class AttentionNodes:
         return (head_size + 1) // 2 if self.number(past, "kv_cache_bit_width") == 4 else head_size
 
     def head_size(self, past: str) -> int | None:
-        """Last axis of the cache, from that of the attention's output; None where the graph does not tell."""
+        """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
         node = self.node(past)
         if node is None or not (num_heads := attribute(node, "num_heads")):
             return None
@@ -73,7 +74,7 @@ def rotary_rows(graph: onnx.GraphProto) -> int | None:
 
 
 def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:
-    """What becomes of caches that drop old positions, where there are any."""
+    """How caches that drop old positions are treated, where there are any."""
     windows = [tensor.window for tensor in kv if tensor.window is not None]
     if windows:
         sizes = " and ".join(map(str, sorted(set(windows))))
@@ -114,7 +115,7 @@ def num_row_roundings(nodes: Iterable[onnx.NodeProto]) -> int:
 
 
 def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """One sentence for each kind of rounding; none where activations stay as they are."""
+    """One sentence for each kind of rounding; none where no activations are rounded."""
     notes = []
     if one_scale := num_step_scales(nodes):
         notes.append(

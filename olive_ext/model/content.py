@@ -24,7 +24,7 @@ _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
 _HF_FILES = ("config.json", *_HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
-"""All that may decide a Hugging Face model's numbers."""
+"""The files that may decide a Hugging Face model's numbers."""
 
 
 def content_hash(files: ModelFiles) -> str:

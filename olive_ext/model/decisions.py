@@ -28,7 +28,7 @@ MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Part of the free memory that the slots may take; a device's is there for nothing else than the model."""
 
 DEFAULT_SLOTS = 8
-"""Where free memory is not known."""
+"""The number of slots where free memory is not known."""
 
 PLANNED_POSITIONS = 4096
 """Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
@@ -123,13 +123,13 @@ def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Which steps are padded to shape buckets, whether nothing else will do, and whether decoding is captured."""
+    """Which steps are padded to shape buckets, whether the buckets are mandatory, and whether decoding is captured."""
 
     steps: Literal["none", "decoding", "all"]
     is_strict: bool = False
     is_captured: bool = False
     note: str = ""
-    """Why steps have any shape where they were to have few."""
+    """Why steps have any shape although the settings or the provider wanted shape buckets."""
 
     @classmethod
     def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, is_compared: bool) -> BucketPlan:
@@ -147,7 +147,7 @@ class BucketPlan:
         return wanted if problem is None else wanted.without(problem)
 
     def without(self, problem: str) -> BucketPlan:
-        """Any shape, because of `problem`; raises `ConfigError` where nothing but few shapes will do."""
+        """The plan of steps of any shape, because of `problem`; raises `ConfigError` where buckets are mandatory."""
         if self.is_strict or self.is_captured:
             name = "strict_shapes" if self.is_strict else "graph_capture"
             raise ConfigError(f"'engine.{name}' = true: {problem}")
@@ -155,7 +155,7 @@ class BucketPlan:
 
 
 def against_buckets(spec: DecoderSpec) -> str | None:
-    """Why a graph's steps cannot be filled up with tokens that nobody reads; None where they can."""
+    """Why a graph's steps cannot be padded with tokens whose outputs nobody reads; None where they can."""
     if not spec.is_splittable:
         return "a token's numbers depend on all tokens of its step"
     if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
@@ -177,8 +177,8 @@ def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = T
 def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
     """Whether texts are to be scored in tree batches ("branches") or one after the other ("rows").
 
-    Branches are tried: the graph may not take them, and the device may compute them wrongly. The user may want them in
-    spite of rounding.
+    Tree batches are tried out on the opened model: the graph may reject them, and the device may compute them wrongly.
+    Where activations are rounded, only the setting "branches" chooses them.
     """
     if config.scoring == "rows":
         return Decision("scoring", "rows", "engine.scoring")

@@ -55,7 +55,7 @@ class EncoderSpec:
 
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
-    """Those of a decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
+    """The decoder's `inputs` that an encoder gives. `model_config` is genai_config.json's `model`, or empty."""
     names = tensor_names.configured_names(
         tensor_names.pairs("cross_past_{}_names", "cross_present_{}_names"),
         model_config.get("decoder", {}).get("inputs", {}),

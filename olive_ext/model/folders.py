@@ -91,7 +91,7 @@ def find_tokenizer(
     """Folder or hub name of the tokenizer, and the rule that found it: the option, genai_config's `tokenizer_dir`, the
     model's folder and the three above, then `candidates` (folder, file or hub name; where it comes from) in order.
 
-    Raises `ModelError` that says where it looked.
+    Raises `ModelError` that lists the places searched.
     """
     if option is not None:
         return _from_option(option)
@@ -153,7 +153,8 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
 def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
     """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
 
-    The one with a past: it runs behind an empty past as well, and its head is not hidden in a branch.
+    Takes the decoder with a past, because it also runs behind an empty past, and because its LM head is not hidden in
+    a subgraph of an If node, as that of the merged decoder is.
     """
     by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}
     if _WITH_PAST in by_name and _WITHOUT_PAST in by_name:
@@ -189,7 +190,8 @@ def pipeline_stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, 
 
 
 def find_pipeline(folder: Path, genai_config: Mapping[str, Any], graph: Path) -> dict[str, Path]:
-    """The stages, where `graph` is one of them; else none: another graph beside them is a model of its own.
+    """The stages of the pipeline where `graph` is one of them; else none, since another graph in the same folder is a
+    model of its own.
 
     Raises `ModelError` that names a stage whose file is missing.
     """

@@ -42,7 +42,7 @@ def memory_of(kind: str, index: int = 0) -> Memory:
 
 
 def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], Memory]:
-    """What reads the memory of the CUDA device `index`, as this process counts devices, again and again.
+    """A function that reads the memory of the CUDA device `index`, as this process numbers devices, at every call.
 
     `load` loads a library by name. The first reading makes a CUDA context in a process that has none. Raises
     `UnmeasuredError`, and so does the function that it returns.

@@ -146,7 +146,8 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """Where an attribute is no tensor or graph, protobuf gives an empty one, which has no location."""
+    """Tensors in the attributes of `nodes`, and in their graphs. For an attribute that is neither, protobuf gives an
+    empty tensor, which has no location."""
     for attribute in (attribute for node in nodes for attribute in node.attribute):
         yield from (*attribute.tensors, attribute.t)
         for graph in (*attribute.graphs, attribute.g):
@@ -231,7 +232,7 @@ def _returns_logits(graph: Path) -> bool:
 
 
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
-    """The genai_config.json of the folder asked for or of the decoder's own, else one up to three folders above that
+    """The genai_config.json of the folder `root` or of the decoder's folder, else one up to three folders above that
     names this decoder: another model may lie above."""
     if (root / GENAI_CONFIG).is_file():
         return root / GENAI_CONFIG, "in the folder asked for"

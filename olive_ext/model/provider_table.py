@@ -12,7 +12,7 @@ NOT_RUN = "not run so far"
 @dataclass(frozen=True)
 class Row:
     """One provider as ONNX Runtime knows it. `device` is where its tensors live, as IOBinding spells it: a provider
-    that takes its inputs from host memory has "cpu". `aliases` come beside the short name and the full one."""
+    that takes its inputs from host memory has "cpu". `aliases` are accepted like the short name and the full one."""
 
     short: str
     name: str
@@ -20,13 +20,13 @@ class Row:
     defaults: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     plans_shapes: bool = False
-    """It plans or compiles for every input shape that it meets."""
+    """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs captured and replayed."""
+    """The provider's option that has runs captured and replayed."""
 
     known: str = ""
-    """What is known not to work there, or that it was not run, for the documentation."""
+    """What is known not to work on the provider, or that nothing was run on it, for the documentation."""
 
 
 TABLE = (

@@ -24,7 +24,7 @@ Written = tuple[str, Mapping[str, Any]]
 
 _ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
 
-# What genai_config.json asks for on behalf of its own runner: captured graphs have fixed shapes, ours vary.
+# Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
 
 # Distributions that install the same package and so overwrite each other's files.
@@ -44,12 +44,13 @@ def resolve_providers(
     available: Iterable[str] | None = None,
     allow_cpu_fallback: bool = False,
 ) -> tuple[Provider, ...]:
-    """Providers in order of preference, the CPU last (once). Asked in this order: `request` (the user's: a name, a list
-    of names or of (name, options)), `handed_over` (Olive's, same forms), genai_config.json, the CPU.
+    """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
+    (the user's: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), genai_config.json,
+    the CPU.
 
-    `options` belong to the first provider, or as a list one entry to each. `available` are the full names that this
-    build has (by default asked of ONNX Runtime). Raises `ProviderError` for a name that is unknown, twice there, or
-    missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
+    `options` belong to the first provider, or as a list one entry to each. `available` are the full names of the
+    providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
+    there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
     """
     written, origin = _written(request, handed_over, genai_config)
     written = _with_options(written, options, origin)

@@ -68,7 +68,7 @@ class ResolvedModel:
 
     @cached_property
     def providers(self) -> tuple[Provider, ...]:
-        """In order of preference; plugin libraries are registered first."""
+        """The providers in order of preference; plugin libraries are registered first."""
         if self.came_up:
             return self.came_up
         check_distributions()
@@ -83,7 +83,7 @@ class ResolvedModel:
 
     @property
     def device(self) -> Device:
-        """Where the first provider keeps its values."""
+        """The device where the first provider keeps its values."""
         return self.providers[0].place
 
     @cached_property
@@ -108,7 +108,7 @@ class ResolvedModel:
 
     @cached_property
     def context_length(self) -> int | None:
-        """The longest context in tokens; None where the files do not tell."""
+        """The longest context in tokens; None where the model's files do not give it."""
         try:
             return self.spec.context_length
         except ModelError:

@@ -93,7 +93,7 @@ ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
 """The ranks that an input of the role may have."""
 
 PACKED_RANKS = {**ROLE_RANKS, Role.INPUT_IDS: (1,), Role.POSITION_IDS: (1,)}
-"""The same beside a block table, where the tokens of all rows stand one behind the other."""
+"""`ROLE_RANKS` for a graph with a block table, where the tokens of all rows stand one behind the other."""
 
 UNSUPPORTED = (
     (r"cross|encoder", "it belongs to an encoder-decoder, and is none of the inputs known of those"),
@@ -106,4 +106,5 @@ UNSUPPORTED = (
     (r"token_type_ids|_gate$", "token types or modality gates"),
     (r"conv|recurrent|ssm|past_states|state", "a state whose output is not known"),
 )
-"""Inputs that are recognised but not supported yet: a part of the name, and why. The first row that fits is told."""
+"""Inputs that are recognised but not supported yet: a pattern in the name, and the reason. The reason of the first row
+that matches goes into the error."""

@@ -23,7 +23,7 @@ class GraphFiles:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where the parts of one model lie. `origins` says for each field by which rule it was found."""
+    """Where the parts of one model lie. `origins` names for each field the rule by which its value was found."""
 
     decoder: Path
     """The .onnx file that holds the decoder and returns logits; of a pipeline its first graph."""
@@ -86,10 +86,10 @@ class Provider:
     """The setting that names it."""
 
     plans_shapes: bool = False
-    """It plans or compiles for every input shape that it meets."""
+    """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """Its option that has runs captured and replayed; None where it has none."""
+    """The provider's option that has runs captured and replayed; None where it has no such option."""
 
     @property
     def place(self) -> Device:
@@ -261,14 +261,14 @@ class DecoderSpec:
     """Inputs that an encoder gives; none in a decoder-only model."""
 
     is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): fed in parts, or beside
-    others, a request would score otherwise."""
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): a request fed in parts,
+    or in one step with others, would get other scores."""
 
     rounds_rows: bool = False
     """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""
 
     notes: tuple[str, ...] = ()
-    """How what is not obvious was decided, one sentence each, for `olive-ext check`."""
+    """How the decisions that are not obvious were made, one sentence each, for `olive-ext check`."""
 
     @property
     def is_paged(self) -> bool:
@@ -277,7 +277,7 @@ class DecoderSpec:
 
     @property
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:
-        """All that is carried from one step to the next."""
+        """The tensors that are carried from one step to the next: KV caches and states."""
         return (*self.kv, *self.states)
 
     @property
@@ -287,8 +287,8 @@ class DecoderSpec:
 
     @property
     def bytes_of_source(self) -> int:
-        """Bytes of what is kept of one source for the attention to it; as many positions as the decoder has where the
-        graph does not say how many the encoder returns."""
+        """Bytes of the encoder states and the cross-attention KV that are kept for one source. Where the graph does not
+        give the number of positions that the encoder returns, the decoder's context length stands for it."""
         return sum(
             math.prod(size if isinstance(size, int) else self.context_length for size in tensor.shape[1:])
             * ITEM_BYTES[tensor.elem_type]

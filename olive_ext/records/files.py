@@ -1,4 +1,4 @@
-"""Three files that only grow, and an index that says how much of them is valid. Knows no model and no request.
+"""Three files that only grow, and an index that records how much of them is valid. Knows no model and no request.
 
     records.bin    distributions, one `Form.dtype` each
     targets.bin    of each target of a request its record, its log-probability, and whether it is the argmax
@@ -83,7 +83,7 @@ class GrowingFiles:
         self.chunks.append(chunk)
 
     def _open(self, name: str) -> BufferedReader:
-        """Opens a file after checking that it is as long as the index says."""
+        """Opens a file after checking that it has at least the length in the index."""
         path, needed = self.path(name), self.count(name) * self._dtypes[name].itemsize
         size = path.stat().st_size if path.exists() else 0
         if size < needed:

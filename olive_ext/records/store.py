@@ -39,7 +39,7 @@ TARGET = np.dtype([("record", "<i8"), ("logprob", "<f4"), ("is_greedy", "?")])
 """A target: the number of its record, its log-probability in nats, and whether it is the reference's argmax."""
 
 REQUEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<i8"), ("count", "<i4")])
-"""A request: its digest in two halves, the number of its first target, and how many targets it has."""
+"""A request: its digest in two parts of 64 bits, the number of its first target, and how many targets it has."""
 
 _HALVES = struct.Struct("<QQ")
 """A request's digest, as `REQUEST` has it."""

@@ -22,7 +22,7 @@ class Spread:
 
     mean: Number
     stderr: float | None
-    """Of the mean, over documents; None for a single document."""
+    """Standard error of the mean, over documents; None for a single document."""
 
     median: Number
     p90: Number
@@ -38,7 +38,7 @@ class Bin:
     label: str
     count: int
     mean: float | None
-    """None where there are no positions."""
+    """Mean KL in nats; None where there are no positions."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Flip:
     reference_answer: str
     candidate_answer: str
     metric: str = ""
-    """By which the answers are right or wrong: the first of the task's metrics with such values."""
+    """The metric by which the answers are right or wrong: the first of the task's metrics with such values."""
 
     filter: str = ""
 

@@ -34,12 +34,12 @@ _MOST_SHOWN = 60
 
 @dataclass(frozen=True)
 class Column:
-    """One model."""
+    """One model's column of the table."""
 
     name: str
     metrics: tuple[Metric, ...]
     report: Report | None = None
-    """None for a reference of which nothing but its metrics is known."""
+    """The model's report; None for a reference of which only the metrics are known."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def page_of(report: Report) -> Page:
 
 
 def model_name(report: Report) -> str:
-    """The passes that made the model where a report knows them, else the part of its path that tells it from others."""
+    """The passes that made the model where a report has them, else the part of its path that distinguishes it."""
     return joined_passes(report, " → ") or _short_path(str(report.model.get("path", "model")))
 
 
@@ -98,7 +98,7 @@ def _short_path(path: str) -> str:
 
 
 def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each report from the parts of its folder's path: the last, or as many as tell it from the others."""
+    """A name for each report from the parts of its folder's path: the last, or as many as make it unique."""
     for count in range(1, max((len(parts) for parts in paths), default=0) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(names):
@@ -156,7 +156,7 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """Both ends of a long value: templates differ at either."""
+    """Shortens a long value to both of its ends: chat templates differ at either."""
     if value is None:
         return "not set"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -23,9 +23,9 @@ _INSTALL = "pip install jinja2 matplotlib"
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
     """Writes report.json, report.md and report.html into `directory`, made where missing; returns their paths.
 
-    Each is written beside its place and renamed, so that a reader never sees half a file. Raises `RunError` where the
-    disk refuses; the files of an earlier report then stay as they were. A page that cannot be made is left out, an
-    earlier one removed, and a warning says so: the numbers may have taken hours.
+    Each file is written under another name in the folder and renamed, so that a reader never sees half a file. Raises
+    `RunError` where the disk refuses; the files of an earlier report then stay as they were. A page that cannot be made
+    is left out with a warning, and an earlier one removed: the numbers may have taken hours.
     """
     directory = Path(directory)
     page = directory / "report.html"

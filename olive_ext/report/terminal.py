@@ -82,7 +82,7 @@ def _scores(page: Page) -> list[Sequence[str]]:
 
 
 def _signs(page: Page) -> dict[tuple[str, str, str], str]:
-    """By candidate, task and metric."""
+    """The sign of each clear difference, by candidate, task and metric."""
     rows = difference_rows(page.contrasts)
     return {(row.candidate, row.task, row.metric): SIGNS[row.tone] for row in rows if row.tone != "unclear"}
 

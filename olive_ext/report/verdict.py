@@ -16,7 +16,7 @@ _LEVEL = 0.05
 _QUANTILE = 1.96
 _SAME_NATS = 1e-6
 _LEAST_CHANGE = 0.001
-"""Of a perplexity, relative: on many texts much less is certain, and matters to nobody."""
+"""The least relative change of a perplexity that counts: on many texts much less is certain, and matters to nobody."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ def refuse_names(
 ) -> None:
     """Raises `ConfigError` for a bound of `settings`, or a name in `declared`, that no report will have.
 
-    What tasks measure is read in their files. Where those do not tell (a group, a class, functions as metrics) the
-    tasks are loaded with their data if `loads_tasks` is set (raises `TaskError`), else names of lm-eval's metrics pass.
+    The metrics of tasks are read from the tasks' files. Where these do not list them (a group, a class, functions as
+    metrics) the tasks are loaded with their data if `loads_tasks` is set (raises `TaskError`), else every name of an
+    lm-eval metric passes.
     `where` is the block's place in the recipe.
     """
     bounds = [

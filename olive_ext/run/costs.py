@@ -61,7 +61,8 @@ def cost_metrics(
 
 
 def why_missing(name: str) -> str:
-    """What to tell of a metric, written as recipes write it, that is not among the results: of speed why, else that."""
+    """The end of the message about a metric that is missing from the results, `name` being spelled as in recipes: for a
+    speed the reason, for others the fact alone."""
     if name.partition("/")[0] in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND):
         return "was not measured, because the model counts no requests, or answered none of them itself"
     return "is not among the results"

@@ -91,7 +91,7 @@ def _run(models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds)
 
 
 def _answers_key(lm: LM) -> str:
-    """What the database of answers is keyed to: a digest of the model's content and of the settings that matter."""
+    """The key of the database of answers: a digest of the model's content and of the settings that matter."""
     if hasattr(lm, "answers_key"):
         return str(lm.answers_key())
     from olive_ext.backends.hf import answers_key

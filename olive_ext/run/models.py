@@ -31,7 +31,8 @@ class Models:
 
     @cached_property
     def own(self) -> ResolvedModel:
-        """The evaluated model. What `model_args` say of opening an ONNX model counts; a baseline's are HFLM's own."""
+        """The evaluated model. For an ONNX model the settings of opening it in `model_args` apply; a baseline's
+        `model_args` go to HFLM."""
         model, model_args = resolve(self.config.opening()), self.config.model_args
         if model.kind == "hf" or not model_args:
             return model

@@ -1,4 +1,4 @@
-"""The public contract: `open` a model, ask the `Session`.
+"""The public contract: `open` a model, send requests to the `Session`.
 
 Texts in, log-probabilities and texts out. Other rooms import `open`, `Session`, and `opening.open_model` for a model
 that is resolved already; nothing here knows an evaluation framework or the library that runs the model.

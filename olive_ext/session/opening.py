@@ -33,7 +33,7 @@ _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 """Facts of an execution that change a model's numbers."""
 
 Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
-"""A model to compare with: its path or settings, itself, or the records of what it said."""
+"""A model to compare with: its path or settings, the resolved model, or the records of its distributions."""
 
 
 class RecordSettings(Strict):
@@ -72,15 +72,16 @@ def open(
     record_to: str | Path | Mapping[str, Any] | None = None,
 ) -> Session:
     """Opens the model at `model`: an ONNX file or folder, a genai package, Olive's output folder, or a Hugging Face
-    model, which runs on transformers in `dtype` on `device`; `kind` "onnx" or "hf" settles which where both lie there.
+    model, which runs on transformers in `dtype` on `device`; `kind` "onnx" or "hf" chooses where a folder has both.
 
     Arguments mean what the keys of the same name mean in a recipe; `add_bos_token` and `prefix_token_id` are those of
     `Tokenizer`. Raises `ConfigError`, `ModelError` or `ProviderError`.
 
-    With a `reference` every score says in `compared` how far the two models' distributions are apart. It is a path, a
-    mapping of arguments of this function (what it leaves out of providers, threads and lengths is taken from here), or
-    the `Records` of one. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"), makes this model one:
-    what it says is kept on disk, and `Session.records` is what candidates are opened with.
+    With a `reference` every score has in `compared` how far the two models' distributions are apart. `reference` is a
+    path, a mapping of arguments of this function (providers, threads and lengths that the mapping leaves out are taken
+    from this call), or the `Records` of a reference. `record_to`, a folder or a mapping ("folder", "top", "drawn",
+    "seed"), makes this model a reference: its distributions are kept on disk, and candidates are opened with
+    `Session.records`.
     """
     settings = ModelSettings.of({name: value for name, value in locals().items() if name in ModelSettings.model_fields})
     _refuse_both(reference, record_to)
@@ -158,7 +159,7 @@ def open_parts(model: ResolvedModel) -> Parts:
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
-    """Both models resident. Closing the session closes both, and `Session.reference`."""
+    """Opens both models. Closing the session closes both models, and `Session.reference`."""
     with ExitStack() as on_failure:
         reference = _open(reference_model, on_failure)
         own = _open(model, on_failure)
@@ -197,7 +198,7 @@ def _open_recorded(model: ResolvedModel, records: Records) -> Session:
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
-    """What decides a model's numbers, JSON-ready: records are found by it."""
+    """The facts that decide a model's numbers, JSON-ready: the key by which records are found."""
     execution = parts.opened.runner.describe()
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)

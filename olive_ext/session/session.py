@@ -49,7 +49,8 @@ class Session:
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
     With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. A session `beside` another one uses its model: it takes turns with it, and is closed with it.
+    engine writes. `beside` is the session that owns the model of this one, as for the session of a resident reference:
+    the two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -69,7 +70,7 @@ class Session:
         self.encoding = encoding
         self.records = records
         self.model = model
-        """What was opened, resolved; None around an engine that a caller made."""
+        """The opened model, resolved; None for a session around an engine that a caller made."""
 
         self.reference: Session | None = None
         """The resident reference, as a session of its own: it scores and generates alone."""
@@ -143,8 +144,8 @@ class Session:
             self._engine.release_memory()
 
     def close(self) -> None:
-        """Releases the model; waits for the engine's present call. Calling it again does nothing, and so does calling
-        it on a session beside another one."""
+        """Releases the model; waits for the engine's present call. A second call does nothing, and neither does a call
+        on a session whose model another session owns (`beside`)."""
         if self._beside is None and self._turns.close():
             with self._working:
                 self._drop_results()

@@ -48,7 +48,7 @@ def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
 
 
 def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
-    """As `gate.broken_bounds`, for a result of `to_metric_result`, whose keys say less than a report's metrics."""
+    """As `gate.broken_bounds`, for a result of `to_metric_result`, whose keys hold less than a report's metrics."""
     metrics = []
     for name, entry in result.items():
         task, _, rest = name.rpartition("-")

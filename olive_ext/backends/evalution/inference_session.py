@@ -164,7 +164,7 @@ def _scored(request: base.LoglikelihoodRequest, output: ScoringOutput) -> base.L
 
 
 def _execution(facts: dict[str, Any], fallback: str) -> dict[str, Any]:
-    """What Evalution's guide wants said of an execution, without counters, seconds and capacities."""
+    """The facts of an execution that Evalution's guide requires, without counters, seconds and capacities."""
     return {
         "generation_backend": "olive_ext",
         "attention_backend": f"{facts['runtime']}, as the model's graph has it",

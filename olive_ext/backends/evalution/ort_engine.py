@@ -51,7 +51,7 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
         )
 
     def _placement(self) -> dict[str, Any]:
-        """Arguments of `open` that say where the model runs."""
+        """Arguments of `open` that determine where the model runs."""
         provider = {"execution_provider": self.execution_provider, "provider_options": self.provider_options}
         if self.device is None:
             return provider

@@ -65,8 +65,8 @@ class Arrivals:
 
 
 def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals, Put], None]) -> Iterator[Item]:
-    """`(key, output)` in the order in which `process` puts them. Nothing runs before the first is asked for; what the
-    iterable or `process` raises is raised to the caller. Closing the iterator waits for the model's next result."""
+    """`(key, output)` in the order in which `process` puts them. Nothing runs before the caller takes the first; what
+    the iterable or `process` raises is raised to the caller. Closing the iterator waits for the model's next result."""
 
     def consume(stop: threading.Event, queue: RequestQueue, put: Put) -> None:
         with suppress(_Closed):

@@ -14,7 +14,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 
 _TEXT = {"add_bos_token", "prefix_token_id"}
-"""Settings that only say how `OrtLM` encodes texts: they open no model."""
+"""Settings that only affect how `OrtLM` encodes texts: opening a model does not need them."""
 
 _OPENING = frozenset(OpenSettings.model_fields) - _TEXT
 _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
@@ -44,7 +44,7 @@ class OrtLMArguments(OpenSettings):
     """Where this model's distributions are recorded, as `olive_ext.open` takes it."""
 
     hflm_rolling_bos: bool = False
-    """With true rolling log-likelihoods repeat HFLM's: where the tokenizer adds BOS itself, the prefix token precedes
+    """Makes rolling log-likelihoods repeat HFLM's: where the tokenizer adds BOS itself, the prefix token precedes
     it and BOS is scored as if it were text."""
 
     think_end_token: Annotated[str | Int | None, BeforeValidator(_number)] = None
@@ -64,7 +64,7 @@ class OrtLMArguments(OpenSettings):
 
     @classmethod
     def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any], *, has_session: bool) -> Self:
-        """From what `OrtLM` is called with. Raises `ConfigError`, also for arguments that contradict each other."""
+        """The arguments from a call of `OrtLM`. Raises `ConfigError`, also for arguments that contradict each other."""
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
         given = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
         if has_session == (given.pretrained is not None):

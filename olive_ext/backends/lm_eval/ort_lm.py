@@ -94,7 +94,7 @@ class OrtLM(CompletePairs):
         return self._session
 
     def over(self, session: Session, observer: Observer | None = None) -> Self:
-        """A model that asks the open `session` as this one asks its own, with this one's tokenizer."""
+        """An `OrtLM` over the open `session`, with the tokenizer and the request arguments of this one."""
         session.tokenizer = self.session.tokenizer
         return type(self)(session=session, observer=observer, **self._arguments.asking())
 
@@ -168,7 +168,7 @@ class OrtLM(CompletePairs):
         return [answers[place] for place in range(len(requests))]
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
-        """The texts' tokens, by TemplateLM's rule, which asks for each text by itself what is computed here at once."""
+        """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
         pairs = [request.args for request in requests]
         texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
@@ -207,7 +207,7 @@ class OrtLM(CompletePairs):
         return answers
 
     def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
-        """As in HFLM an encoder-decoder's context goes to the encoder, and the target alone to the decoder."""
+        """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
         return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
 
     @known_answers_first

@@ -34,12 +34,12 @@ CPU_BYTES = 1 << 22
 """Logits that one run of a graph takes on the CPU: what it makes of them then stays in the processor's cache."""
 
 DEVICE_BYTES = 1 << 28
-"""The same on other devices, where it bounds the memory."""
+"""Bytes of logits that one run of a graph takes on other devices, where this bounds the memory."""
 
 
 class Divergence:
-    """Opens the graphs when they are first needed; `open_graph` opens them on `device`. A graph that fails there is a
-    `RunError`."""
+    """Compares distributions by graphs that are opened at their first use: `open_graph` opens them on `device`. A graph
+    that fails there raises `RunError`."""
 
     def __init__(self, open_graph: OpenGraph, device: Device) -> None:
         self.host_bytes = 0
@@ -49,7 +49,7 @@ class Divergence:
 
     @classmethod
     def at(cls, runner: Runner) -> Divergence:
-        """On the device where the runner leaves its logits rows; on the CPU for one that hands them to the host."""
+        """Graphs on the device where the runner leaves its logits rows; on the CPU if it returns them to the host."""
         if isinstance(runner, OrtRunner):
             return cls(runner.open_graph, runner.device)
         providers = resolve_providers("cpu", None)
@@ -123,7 +123,7 @@ class _RowsGraph:
         self._names = [output.name for output in session.get_outputs()]
 
     def run(self, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """All outputs, on the host."""
+        """Runs the graph; returns all its outputs, on the host."""
         placed = {name: self._place(value) for name, value in rows.items()}
         num_rows, vocab_size = shape_of(next(iter(placed.values())))
         most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES

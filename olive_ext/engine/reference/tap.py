@@ -35,8 +35,8 @@ class Tap(ABC):
 
     @abstractmethod
     def note(self, step: Step, output: StepOutput) -> Notes | None:
-        """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step: its
-        halves, which come without its copies and moves, may be noted then."""
+        """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step: the
+        two parts that the step is then split into, which come without its copies and moves, may still be noted."""
 
     def traits(self, runner: Runner) -> Traits:
         """What steps of `runner` can do when they are noted: all but decoding from tokens on the device, since a step
@@ -54,10 +54,10 @@ class Tap(ABC):
         """As `Runner.check_source`, for a model of the tap's own."""
 
     def miss(self, step: Step) -> None:  # noqa: B027
-        """The runner has made the copies and moves of `step` and then had no memory for it; its halves follow."""
+        """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
 
     def forget(self) -> None:  # noqa: B027
-        """Whatever is resident in slots counts no more."""
+        """Drops what is known of the slots: the tokens resident in them count no more."""
 
     def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
         """What is to be run of each numbered request, or its result where that is known without running it."""
@@ -82,7 +82,7 @@ class Tap(ABC):
 
 
 class NoTap(Tap):
-    """Notes nothing, and asks nothing of the steps."""
+    """Notes nothing, and leaves the traits of the steps as they are."""
 
     def note(self, step: Step, output: StepOutput) -> None:
         return None

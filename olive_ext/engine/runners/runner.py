@@ -43,10 +43,10 @@ class Capacity(NamedTuple):
 
     num_slots: int
     positions: int = 0
-    """Of each slot."""
+    """Positions of each slot."""
 
     cells: int = 0
-    """Of the shared-prefix cache."""
+    """Cells of the shared-prefix cache."""
 
 
 class Residency:

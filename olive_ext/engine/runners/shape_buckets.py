@@ -26,7 +26,7 @@ READS = (1, 4, 16, 64, 256, 1024, 4096)
 """Numbers of logits rows and of targets, both the same in one step."""
 
 FEW_READS = 16
-"""A row may be asked for more targets than it has tokens (the answers of a multiple choice): up to so many."""
+"""The most targets of a row where they are more than its tokens (the answers of a multiple choice)."""
 
 DECODING = (1,)
 """The sizes where only steps that decode have few shapes."""
@@ -38,17 +38,17 @@ Item = TypeVar("Item")
 
 
 class Shape(NamedTuple):
-    """All that differs in shape between two steps of one model."""
+    """The sizes in which two steps of one model differ."""
 
     rows: int
     tokens: int
-    """Of each row."""
+    """Tokens of each row."""
 
     reads: int
     """Head rows, and targets."""
 
     samples: int
-    """At least 1, read or not."""
+    """Rows to sample from: at least 1, whether the step samples or not."""
 
     width: int
     """Positions of a slot, which masks and caches have."""
@@ -63,15 +63,15 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 
 class BucketedRunner(Runner):
-    """Runs every step in one of the shapes that were run when the slots were made; with `sizes` of nothing but 1 the
-    steps that decode, the others in any shape. Takes no tree batches.
+    """Pads every step to a shape bucket, one of the shapes that were run when the slots were made. With `sizes` of
+    nothing but 1 only the steps that decode are padded, and the others have any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
 
     def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
         is_single = inner.traits.batching is Batching.SINGLE
-        # All slots or one: two numbers of rows. What is added to a step has no next token, so none are kept.
+        # A step has all slots or one: two numbers of rows. Padding has no next token, so no tokens stay on the device.
         batching = Batching.SINGLE if is_single else Batching.POOL
         super().__init__(replace(inner.traits, batching=batching, tree_batches=False, async_decode=False))
         self._inner = inner
@@ -104,7 +104,7 @@ class BucketedRunner(Runner):
             self._warmed_capacity = self.capacity.positions
 
     def run(self, step: Step) -> StepOutput:
-        """In several steps where the slot has no room for what would be added to one."""
+        """Runs `step`, padded to its bucket; in several steps where the slot has no room for the padding of one."""
         padded = self.padded(step)
         if padded is None:
             halves = halve(step, Batching.SINGLE)

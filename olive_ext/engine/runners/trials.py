@@ -1,4 +1,4 @@
-"""Tries on an opened model what its graph does not tell. Knows runners by their steps only, and no files."""
+"""Finds out by steps on an opened model what its graph does not show. Knows runners by their steps, and no files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEM, SUFFIX = 5, 4
 """Tokens of the tree's stem, and of each of its two ends."""
 
 ATTENDED_TOLERANCE = 0.05
-"""Of attended values around 1: the wrong shader is off by 0.1 and more."""
+"""Largest accepted error of attended values around 1: the wrong shader is off by 0.1 and more."""
 
 NUM_HEADS = 1
 HEAD_SIZE = 16
@@ -101,7 +101,7 @@ def _score(runner: Runner, tokens: tuple[int, ...], past: int = 0, padding: Buck
 
 
 def _score_one_by_one(runner: Runner, tokens: tuple[int, ...], first: int) -> FloatArray:
-    """The same, with all but the `first` tokens in steps of one."""
+    """As `_score`, with the first `first` tokens in one step and each later token in a step of its own."""
     found = _score(runner, tokens[:first])
     for past in range(first, len(tokens)):
         found = _score(runner, tokens[: past + 1], past)
@@ -109,8 +109,8 @@ def _score_one_by_one(runner: Runner, tokens: tuple[int, ...], first: int) -> Fl
 
 
 def _score_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
-    """The same behind both ends: the stem with one end in a first step, then the other end behind the stem, together
-    with what the first one goes on with."""
+    """As `_score`, behind both ends: one step holds the stem and two tokens of the left suffix; the next, a tree batch,
+    holds the right suffix behind the stem together with the rest of the left one."""
     left, right = suffixes
     stem_cells = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
     first = FIRST_CELL + STEM + 2

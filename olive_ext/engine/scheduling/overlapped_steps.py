@@ -66,7 +66,7 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
 
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
-    """The same step with the tokens that the step before has found, now that these are known."""
+    """`planned` with the tokens that the previous step has sampled, now that the host has read them."""
     rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
 

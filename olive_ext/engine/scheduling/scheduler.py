@@ -145,7 +145,7 @@ class Scheduler:
         return self._present
 
     def _together(self, ready: list[Sequence]) -> list[Sequence]:
-        """Those of `ready` that share the next step."""
+        """The sequences of `ready` that share the next step."""
         return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
 
     def _pass_over(self, row: Row, sequence: Sequence | None) -> None:

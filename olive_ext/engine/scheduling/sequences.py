@@ -15,7 +15,7 @@ import numpy.typing as npt
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
-"""In place of a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
+"""Stands for a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
 
 
 class Answer:

@@ -97,7 +97,7 @@ class Slots:
             self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
 
     def _reusable(self, slot: int, tokens: TokenArray) -> int:
-        """How many of `tokens` the slot can go on from."""
+        """How many of `tokens`, from the first on, are resident in the slot and need not be fed again."""
         length = self._lengths[slot]
         shared = common_prefix(self._tokens_SP[slot, :length], tokens)
         if self._can_rewind or shared == length:

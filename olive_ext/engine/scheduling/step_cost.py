@@ -25,7 +25,7 @@ its pairs take long enough to be seen."""
 
 REPEATS = 4
 MIN_CONTEXT = 320
-"""Positions of a context in which steps can be told apart by their cells."""
+"""The least context length, in positions, at which steps of different numbers of cells differ measurably."""
 
 MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
 """Tokens to be fed from which on measuring pays: it costs a twentieth of them."""

@@ -20,7 +20,7 @@ CHUNK = 500
 """Flips in one piece of JSON."""
 
 MAX_CHARACTERS = 4000
-"""Of one text of a flip; the sample logs have longer ones as a whole."""
+"""The most characters of one text of a flip; the sample logs have longer texts as a whole."""
 
 _FLAGS = {
     **{key: f"--{key.replace('_', '-')}" for key in ("limit", "num_fewshot", "batch_size", "max_length", "tokenizer")},
@@ -35,7 +35,7 @@ FactRow = tuple[str, tuple[str, ...], bool]
 
 
 def fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
-    """By title: model, hardware, providers, versions, configuration and counters; what some report knows of."""
+    """Tables by title: model, hardware, providers, versions, configuration, counters, where any report has them."""
     facts: dict[str, list[Mapping[str, Any]]] = {
         "Model": [report.model for report in reports],
         "Hardware": [_hardware(report.hardware) for report in reports],

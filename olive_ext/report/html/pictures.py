@@ -59,7 +59,7 @@ def _label(row: DifferenceRow) -> str:
 
 
 def _cut(text: str, most: int = 48) -> str:
-    """Both ends of a long name."""
+    """Shortens a long name to both of its ends."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 

@@ -178,7 +178,7 @@ def _forests(rows: Sequence[DifferenceRow], several: bool) -> list[tuple[str, st
 
 
 def _pictures(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
-    """For all tasks, and for each of the first few, its pictures: pairs of a title and SVG."""
+    """The pictures for all tasks together and for each of the first few: pairs of a title and SVG."""
     found: dict[str, list[tuple[str, Divergence]]] = {}
     for contrast in page.contrasts:
         for divergence in overall_first(contrast.comparison.divergences):

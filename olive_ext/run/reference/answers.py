@@ -54,7 +54,7 @@ class Answers:
 
 
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
-    """In lm-eval's order of tasks and filters. `tasks` are its task objects by name."""
+    """The answers in lm-eval's order of tasks and filters. `tasks` are lm-eval's task objects by name."""
     found = []
     for name, lines in samples.items():
         task = tasks[name]
@@ -117,8 +117,8 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> Answer:
 
 
 def _text(task: Any, line: Sample, metric: str) -> str:
-    """Of choices the one that `metric` takes for the answer; of a generation its text before any filter; of a single
-    target whether it was the most likely."""
+    """The answer as text: of choices the one that `metric` takes for the answer, of a generation its text before any
+    filter, of a single target whether it was the most likely."""
     responses = [items[0] if isinstance(items, list | tuple) and items else items for items in line["resps"]]
     scores = [item[0] for item in responses if isinstance(item, tuple | list) and len(item) == 2]
     if len(scores) == len(responses) and scores:

@@ -41,7 +41,10 @@ class ReferenceScores:
         self._scores[_texts(args)] = math.fsum(logprobs), bool(np.all(compared.reference_is_greedy))
 
     def __call__(self, requests: list[Any], ask: Ask) -> list[Any]:
-        """Generations are the model's own. Raises `RunError` for a request that was not scored in the first run."""
+        """The reference's scores; generations come from the model itself.
+
+        Raises `RunError` for a request that was not scored in the first run.
+        """
         if requests and requests[0].request_type == _GENERATION:
             return ask(requests)
         return [self._find(request) for request in requests]
@@ -78,7 +81,7 @@ class KeptGenerations:
             self._latest[_arguments(instance)] = request, output
 
     def __call__(self, requests: list[Any], ask: Ask) -> list[Any]:
-        """New generations are written after every few hundred requests. Scores are the model's own."""
+        """Kept and new generations, new ones written after every few hundred requests; scores come from the model."""
         if requests and requests[0].request_type != _GENERATION:
             return ask(requests)
         texts: dict[int, str] = {}

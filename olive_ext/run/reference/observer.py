@@ -56,7 +56,7 @@ class Observer:
         return list(self._generated.values())
 
     def classify_tokens(self, tokenizer: Any) -> None:
-        """From now on the class of each target token is stored, by the session's `tokenizer`."""
+        """Stores the class of each target token from now on, by the session's `tokenizer`."""
         self._classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
@@ -100,7 +100,7 @@ class Observer:
         return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
 
     def divergences(self) -> tuple[Divergence, ...]:
-        """Of each task that was scored, in the order of the first requests, and over all where there are several."""
+        """The divergence of each scored task, in the order of the first requests; of several tasks also over all."""
         found = [measure_divergence(task, positions) for task, positions in self._positions.items()]
         if len(found) > 1:
             found.append(measure_divergence(ALL, Positions.joined(self._positions.values())))
@@ -108,7 +108,7 @@ class Observer:
 
 
 def _parts(request: Scoring) -> tuple[Text, Text]:
-    """What precedes a request's targets, and the targets."""
+    """The context of a request, and its targets."""
     if isinstance(request, ScoringRequest):
         return request.context, request.target
     return () if request.prefix is None else (request.prefix,), request.text

@@ -18,11 +18,11 @@ from olive_ext.model.decisions import input_window
 from olive_ext.model.types import ModelFiles, Provider
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
-"""One sequence, whatever genai_config.json says of search."""
+"""Search options that make a generator run one sequence, whatever genai_config.json has for `search`."""
 
 _NO_TOKEN = -1
-"""In the place of the pad token where onnxruntime-genai pads: it takes every pad id at the end of a prompt for padding
-and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
+"""Replaces the pad token where onnxruntime-genai pads: the library takes every pad id at the end of a prompt for
+padding and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
 
 
 class GenaiModel:
@@ -61,7 +61,7 @@ class GenaiModel:
         return generator
 
     def check_device(self, providers: tuple[Provider, ...]) -> None:
-        """Raises `ProviderError` where a provider with memory of its own was asked for and the CPU came up."""
+        """Raises `ProviderError` where the model runs on the CPU although a provider with its own memory was chosen."""
         wanted = providers[0]
         device = str(self._model.device_type)
         if wanted.device != "cpu" and device.upper() == "CPU":
@@ -149,8 +149,8 @@ def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | N
 
 
 def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
-    """Puts what the user asked for in the place of genai_config.json's providers; returns the names. The package's own
-    choice stays as it is, with the options that only onnxruntime-genai reads."""
+    """Replaces genai_config.json's providers by those that the user chose; returns their names. Without a choice the
+    package's own providers stay, with the options that only onnxruntime-genai reads."""
     asked = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]
     if any(provider.origin != "always last" for provider in asked):
         config.clear_providers()

@@ -55,8 +55,8 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
 
 
 class GenaiRunner(Runner):
-    """One slot, which is one generator. Where a generator cannot go on from the row's past, a new one is fed the past
-    again: the tokens of a slot are kept on the host."""
+    """Runs steps on onnxruntime-genai, with one slot, which is one generator. Where the generator cannot go on from the
+    row's past, a new one is fed the past again: the tokens of a slot are kept on the host."""
 
     capacity = Capacity(num_slots=1)
     host_bytes = 0
@@ -154,7 +154,7 @@ class GenaiRunner(Runner):
         return _stack(rows)
 
     def _feed_afresh(self, past: int, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """The same with a new generator for each of `offsets`, which is fed everything at once."""
+        """As `_feed`, with a new generator for each of `offsets`, which is fed past and tokens at once."""
         self._tokens[past:] = tokens
         rows: list[FloatArray] = []
         for offset in offsets:

@@ -36,7 +36,7 @@ class Generator(Protocol):
     def get_output(self, name: str, /) -> Array: ...
 
     def get_logits(self) -> Array:
-        """Those behind the last token, [1, 1, V]."""
+        """The logits behind the last token, [1, 1, V]."""
         ...
 
     def rewind_to(self, length: int, /) -> None: ...
@@ -52,7 +52,7 @@ class Continues(str, Enum):
 
 @dataclass(frozen=True)
 class GeneratorTraits:
-    """Of every generator of a model."""
+    """What every generator of one model can do."""
 
     continues: Continues
     returns_all_rows: bool
@@ -120,8 +120,11 @@ class _Trial:
         return True
 
     def check_padding(self, window: Sequence[int]) -> None:
-        """Where nothing follows a past: is what was fed at once right? A full window needs no padding, and its rows
-        are those of its beginnings. Without a window a refusal is believed and a wrong answer is not."""
+        """Raises `ModelError` where tokens that are fed at once get other logits with padding than without.
+
+        A full `window` needs no padding, and its rows are those of its beginnings: they are compared. Without a window
+        a generator that refuses to go on from a past passes, and one that goes on with wrong logits does not.
+        """
         if not window and self._is_refused:
             return
         rows_SV = self._rows(self._fed(window)) if window else np.empty((0, 0))

@@ -51,7 +51,7 @@ class Captured:
         self._bound[name] = array
 
     def bind_output(self, name: str, *_: Any) -> None:
-        """It has a value on the device already."""
+        """Binds nothing: every output of a captured step has its value on the device already."""
 
 
 class Capture:

@@ -26,8 +26,8 @@ DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
 """numpy's type for the ONNX element types that such inputs have (INT32, INT64, BOOL)."""
 
 BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
-"""By ONNX type (FLOAT 1, FLOAT16 10): numpy's type, and what is added to a score to hide a cell. Finite, because a
-block of cells that are all hidden must not make NaN."""
+"""numpy's type by ONNX type (FLOAT 1, FLOAT16 10), and the number that is added to an attention score to hide a cell:
+finite, because a block of cells that are all hidden must not make NaN."""
 
 KEPT_VALUES = 64
 """Device values that are kept for updating; the longest unused goes first."""
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def starts_B1(self) -> Array:
-        """Where each row's tokens begin among all, and where the last one's end; [B + 1]."""
+        """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths_B)])
 
 

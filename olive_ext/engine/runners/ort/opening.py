@@ -1,6 +1,6 @@
 """Opens a runner on ONNX Runtime: reads the graph, puts the head in, opens the session, allocates the slots.
 
-Takes the decisions of the resolved model; tries what only an open session can tell. Knows no text.
+Takes the decisions of the resolved model; tries out what shows on an open session only. Knows no text.
 """
 
 from __future__ import annotations
@@ -229,15 +229,18 @@ class _Opener:
         return self._open(graph, self.model.files.decoder)
 
     def device(self, session: ort.InferenceSession) -> Device:
-        """Where the first provider that the session really uses keeps its values."""
+        """The device where the first provider that the session really uses keeps its values."""
         used = session.get_providers()
         return next(provider.place for provider in self.model.providers if provider.name in used)
 
     def _from_memory(
         self, proto: ModelProto, file: Path, *, caches: Sequence[str] = (), is_captured: bool = False
     ) -> ort.InferenceSession:
-        """External weights stay where they are, beside `file`, symbolic links followed. Raises `MisplacedError` where
-        nodes with large values, or inputs and outputs named in `caches`, would not be on the device."""
+        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed.
+
+        Raises `MisplacedError` where nodes with large values, or inputs and outputs named in `caches`, would not be on
+        the device.
+        """
         folder, renames = external_data_plan(file, external_locations(proto))
         serialized = relocate(proto, renames).SerializeToString()
         places = {"external_data_folder": folder, "profile_prefix": self.profile_prefix}

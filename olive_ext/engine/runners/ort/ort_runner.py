@@ -40,12 +40,13 @@ MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
 )
-"""Of ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy."""
+"""Parts of the messages by which ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy report
+that memory ran out."""
 
 
 @dataclass(frozen=True)
 class SharedPrefixKv:
-    """The shared-prefix cache: one slot of cells, and what tells attention which cells a token sees."""
+    """The shared-prefix cache: one slot of cells, and the biases that hide from a token the cells it may not see."""
 
     kv: ViewKv
     biases: Sequence[BiasInput]
@@ -235,8 +236,8 @@ class OrtRunner(Runner):
 
 
 def _grown(capacity: int, wanted: int) -> int:
-    """At least `wanted`, at least a quarter more than there is, in whole steps. Not more: with huge pages all of the
-    new memory is filled with zeros."""
+    """The new size: at least `wanted`, at least a quarter more than the present one, in whole steps. Not more,
+    because with huge pages all of the new memory is filled with zeros."""
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
 
 

@@ -1,8 +1,8 @@
-"""Where ONNX Runtime runs the nodes of a session and keeps its values, held against the device that was asked for.
+"""Where ONNX Runtime runs the nodes of a session and keeps its values, compared with the device that was chosen.
 
-A node that a provider has no kernel for falls to the CPU without a word. What it reads and writes then crosses in every
-step, and a cache that such a node owns lies in the host's memory: a binding of device memory to it is copied once, when
-it is bound, so that later steps would read a stale past. Knows no requests.
+A node that a provider has no kernel for falls to the CPU silently. Its inputs and outputs are then copied between host
+and device in every step, and a cache that such a node owns lies in the host's memory: a binding of device memory to it
+is copied once, when it is bound, so that later steps would read a stale past. Knows no requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KERNELS: Mapping[tuple[str, str], str] = {
 
 
 class MisplacedError(ProviderError):
-    """A session would run in part on another device than the one that was asked for."""
+    """A session would run in part on another device than the chosen one."""
 
 
 def misplaced(session: ort.InferenceSession, model: ModelProto, device: str, caches: Iterable[str] = ()) -> str | None:
