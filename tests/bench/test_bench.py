@@ -142,7 +142,7 @@ def test_hf_is_a_peer_where_its_folder_is_given(config: dict[str, Any]) -> None:
     assert BenchConfig.parse({**chosen, "hf": None}).chosen_peers == others
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_processes_agree_and_a_peer_without_generation_says_so(config: dict[str, Any]) -> None:
     """Without BOS: lm-eval's ONNX backends put none in front."""
     asked = {"peers": ["hf", "onnxruntime", "onnxruntime-genai"], "rounds": 1, "num_threads": 1, "add_bos_token": False}

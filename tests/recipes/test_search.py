@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +48,14 @@ def values(report: Path) -> dict[tuple[str, str], float]:
     return {(item["task"], item["metric"]): item["value"] for item in json.loads(report.read_text())["metrics"]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "candidates",
-    [
-        pytest.param((1, 2, 4, 7), id="both of everything"),  # the first of these misses a goal
-        pytest.param(range(8), id="all", marks=pytest.mark.long),
-    ],
-)
-def test_search_picks_the_smallest_model_that_meets_both_goals(
-    candidates: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.long
+def test_search_picks_the_smallest_model_that_meets_both_goals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from olive.workflows import run
 
     import olive_ext.workflow  # noqa: F401
 
     monkeypatch.chdir(ROOT)
     recipe = read()
-    recipe["passes"]["quantize"] = [recipe["passes"]["quantize"][number] for number in candidates]
     evaluator = recipe["evaluators"]["against_float"]
     evaluator["output_dir"] = str(tmp_path / "reports")
     evaluator["reference"]["records_dir"] = str(tmp_path / "records")
