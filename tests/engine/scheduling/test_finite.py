@@ -71,14 +71,20 @@ def test_logits_to_sample_from_that_are_not_finite_stop_the_generation() -> None
         _engine(np.nan, in_samples=True).run([Request((1, 2), 0, sampled)])
 
 
-@pytest.mark.slow
-def test_package_with_nan_among_its_weights_is_refused_when_it_is_asked(tmp_path: Path) -> None:
-    shutil.copytree(genai_export("llama"), tmp_path / "broken")
-    weights = tmp_path / "broken" / "model.onnx.data"
-    numbers = np.fromfile(weights, np.float32)
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A package with NaN among its weights."""
+    package = tmp_path / "broken"
+    shutil.copytree(genai_export("llama"), package)
+    numbers = np.fromfile(package / "model.onnx.data", np.float32)
     numbers[::97] = np.nan
-    numbers.tofile(weights)
-    with olive_ext.open(tmp_path / "broken") as session:
+    numbers.tofile(package / "model.onnx.data")
+    return package
+
+
+@pytest.mark.slow
+def test_package_with_nan_among_its_weights_is_refused_when_it_is_asked(broken: Path) -> None:
+    with olive_ext.open(broken) as session:
         with pytest.raises(NonFiniteError):
             session.loglikelihood([([5, 6, 7], [8, 9])])
         with pytest.raises(NonFiniteError):
@@ -86,14 +92,9 @@ def test_package_with_nan_among_its_weights_is_refused_when_it_is_asked(tmp_path
 
 
 @pytest.mark.slow
-def test_comparison_of_a_package_with_nan_is_no_verdict(tmp_path: Path) -> None:
+def test_comparison_of_a_package_with_nan_is_no_verdict(broken: Path) -> None:
     whole = genai_export("llama")
-    shutil.copytree(whole, tmp_path / "broken")
-    weights = tmp_path / "broken" / "model.onnx.data"
-    numbers = np.fromfile(weights, np.float32)
-    numbers[::97] = np.nan
-    numbers.tofile(weights)
-    for candidate, reference in ((tmp_path / "broken", whole), (whole, tmp_path / "broken")):
+    for candidate, reference in ((broken, whole), (whole, broken)):
         with (
             olive_ext.open(candidate, reference=reference) as session,
             pytest.raises(NonFiniteError, match=r"KL divergence from the reference: nan|log-probability"),
