@@ -18,6 +18,7 @@ from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
+from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
@@ -105,6 +106,21 @@ class ResolvedModel:
             return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
             raise decisions.suggest_genai(error, files) from error
+
+    @cached_property
+    def media(self) -> MediaSpec | None:
+        """What a multimodal package takes besides text; None for other models. Raises `ModelError`."""
+        companions = self.files.companions
+        parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
+        if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
+            return None
+        from olive_ext.model.decoder_spec import read_embedding
+        from olive_ext.model.media_spec import read_media
+
+        graph = read_graph(companions["embedding"].graph)
+        encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
+        configs = self.files.genai_config.get("model", {}), self.files.hf_config
+        return read_media(self.spec, (graph, read_embedding(graph, self.spec.embeddings)), encoders, configs)
 
     @cached_property
     def context_length(self) -> int | None:

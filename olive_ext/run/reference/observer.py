@@ -18,6 +18,7 @@ from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.requests import (
     GenerationOutput,
+    Prompt,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
@@ -63,7 +64,7 @@ class Observer:
         if isinstance(output, GenerationOutput):
             if output.tokens:
                 key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
-                target = ScoringRequest(request.prompt, output.tokens, source=request.source)
+                target = ScoringRequest(request.prompt, output.tokens, request.source, request.images)
                 self._generated[key] = Generated(key[0], key[1], target)
         elif output.compared is not None:
             compared = self.add_targets(instance, request, output)
@@ -107,7 +108,7 @@ class Observer:
         return tuple(item for item in found if item is not None)
 
 
-def _parts(request: Scoring) -> tuple[Text, Text]:
+def _parts(request: Scoring) -> tuple[Prompt, Text]:
     """The context of a request, and its targets."""
     if isinstance(request, ScoringRequest):
         return request.context, request.target
