@@ -6,6 +6,8 @@ import base64
 import binascii
 import hashlib
 import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,6 +51,17 @@ def content_key(picture: Image.Image, settings: str) -> str:
     digest = hashlib.sha256(f"{settings} {picture.size} ".encode())
     digest.update(picture.tobytes())
     return digest.hexdigest()
+
+
+def media_digest(args: Sequence[Any]) -> str:
+    """Digest of what a framework's request holds besides texts: pictures by their pixels, the rest by its JSON."""
+
+    def shown(value: Any) -> Any:
+        from PIL import Image
+
+        return content_key(value, value.mode) if isinstance(value, Image.Image) else repr(value)
+
+    return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
 
 
 def data_of_url(url: Any) -> bytes:

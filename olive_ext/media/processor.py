@@ -63,9 +63,9 @@ class MediaProcessor:
         load = partial(self._load, key, given)
         return MediaItem(modality, key, extent.num_tokens, encoder.placeholder, load, extent.grid)
 
-    def describe(self) -> Mapping[str, Any]:
-        """The processor and its file, once it is loaded."""
-        if "_loaded" not in self.__dict__:
+    def describe(self, *, load: bool = False) -> Mapping[str, Any]:
+        """The processor and its file, where it is loaded or shall be."""
+        if not load and "_loaded" not in self.__dict__:
             return {}
         processor, file = self._loaded
         return {"image_processor": type(processor).__name__, "image_processor_file": str(file)}

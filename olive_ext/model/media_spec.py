@@ -28,11 +28,15 @@ _IDS = {
 """Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
 
 
+Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""genai_config.json's `model` and config.json; each may be empty."""
+
+
 def read_media(
     spec: DecoderSpec,
     embedding: tuple[onnx.ModelProto, EmbeddingSpec],
     encoders: Mapping[str, tuple[GraphFiles, onnx.ModelProto]],
-    configs: tuple[Mapping[str, Any], Mapping[str, Any]],
+    configs: Configs,
 ) -> MediaSpec:
     """What the package takes besides text. `encoders` are graphs by their part ("vision", "audio"); `configs` are
     genai_config.json's `model` and config.json.
@@ -52,9 +56,31 @@ def read_media(
         output = _output(files, proto, features[modality])
         inputs = tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, features[modality], interface, configs)
-        found.append(MediaEncoderSpec(modality, files, inputs, output, features[modality], placeholder))
+        found.append(MediaEncoderSpec(modality, part, files, inputs, output, features[modality], placeholder))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
-    return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3)
+    notes = _faults([proto for _, proto in encoders.values()], configs)
+    return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
+
+
+def _faults(encoders: Iterable[onnx.ModelProto], configs: Configs) -> tuple[str, ...]:
+    """What exporters are known to make otherwise than the original model."""
+    genai, config = configs
+    kind = str(genai.get("type") or config.get("model_type") or "")
+    text = config.get("text_config", {})
+    found = []
+    if kind.startswith("gemma3") or text.get("use_bidirectional_attention") in ("vision", True, "all"):
+        found.append(
+            "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
+            "sees those before it: its numbers behind pictures are not the original's"
+        )
+    weights = {tensor.name for proto in encoders for tensor in proto.graph.initializer}
+    norm = next((name for name in weights if "post_layernorm" in name), None)
+    if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
+        found.append(
+            f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "
+            f"encoder ends with '{norm}': its features are not the original's"
+        )
+    return tuple(found)
 
 
 def modality_of(feature: str) -> Modality:
@@ -95,7 +121,7 @@ def _placeholder(
     graph: onnx.GraphProto,
     feature: TensorSpec,
     interface: EmbeddingSpec,
-    configs: tuple[Mapping[str, Any], Mapping[str, Any]],
+    configs: Configs,
 ) -> int:
     """The token id that features replace. Raises `ModelError` where none is known, or two are."""
     known = {

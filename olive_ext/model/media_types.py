@@ -27,6 +27,9 @@ class MediaEncoderSpec:
     """An encoder of pictures or sound."""
 
     modality: Modality
+    part: str
+    """Its name among the model's companions."""
+
     files: GraphFiles
     inputs: tuple[TensorSpec, ...]
     output: TensorSpec
@@ -49,8 +52,14 @@ class MediaSpec:
     """What a multimodal package takes besides text."""
 
     encoders: tuple[MediaEncoderSpec, ...]
-    has_rotary_grid: bool
+    has_rotary_grid: bool = False
     """Whether the decoder takes positions in time, height and width (multimodal rotary embeddings)."""
+
+    notes: tuple[str, ...] = ()
+    """What the export computes otherwise than the original model, one sentence each."""
+
+    problem: str = ""
+    """Why there are no encoders although the package has some: text runs without them."""
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

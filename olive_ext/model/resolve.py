@@ -109,7 +109,8 @@ class ResolvedModel:
 
     @cached_property
     def media(self) -> MediaSpec | None:
-        """What a multimodal package takes besides text; None for other models. Raises `ModelError`."""
+        """What a multimodal package takes besides text; None for other models. Encoders that are not understood are a
+        `problem` of pictures and sound alone."""
         companions = self.files.companions
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
         if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
@@ -117,10 +118,15 @@ class ResolvedModel:
         from olive_ext.model.decoder_spec import read_embedding
         from olive_ext.model.media_spec import read_media
 
-        graph = read_graph(companions["embedding"].graph)
-        encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
+        embedding = read_graph(companions["embedding"].graph)
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
-        return read_media(self.spec, (graph, read_embedding(graph, self.spec.embeddings)), encoders, configs)
+        try:
+            encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
+            return read_media(
+                self.spec, (embedding, read_embedding(embedding, self.spec.embeddings)), encoders, configs
+            )
+        except ModelError as error:
+            return MediaSpec((), problem=str(error))
 
     @cached_property
     def context_length(self) -> int | None:
@@ -151,7 +157,8 @@ class ResolvedModel:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
         scoring = self.scoring.reason if self.scoring.reason.startswith(decisions.ONE_BY_ONE) else ""
-        return (*self.spec.notes, *filter(None, (self.buckets.note, scoring)))
+        media = self.media.notes if self.media is not None else ()
+        return (*self.spec.notes, *media, *filter(None, (self.buckets.note, scoring)))
 
     @cached_property
     def digest(self) -> str | None:

@@ -44,6 +44,9 @@ class MediaText:
 
         Raises `TaskError` for a picture that cannot be read, and where there are not as many markers as pictures.
         """
+        if images and Modality.IMAGE not in self.markers:
+            problem = self.processor.spec.problem
+            raise TaskError(f"the request gives a picture; this model takes none{f': {problem}' if problem else ''}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not images and markers.keys().isdisjoint(tokens):
             return tokens, ()

@@ -86,7 +86,7 @@ class ScoringRequest:
     """As in `GenerationRequest`."""
 
     def __post_init__(self) -> None:
-        _set(self, "context", _prompt("context", self.context) if len(self.context) else "")
+        _set(self, "context", _prompt("context", self.context, may_be_empty=True))
         _set(self, "images", _items("images", self.images))
         _set(self, "target", _text("target", self.target))
         _set(self, "source", _source(self.source))
@@ -183,11 +183,13 @@ def _items(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _prompt(name: str, value: Any) -> Prompt:
+def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
     if isinstance(value, str):
         return value
     if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
         raise ConfigError(f"'{name}' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
+    if len(value) == 0 and may_be_empty:
+        return ""
     if len(value) == 0:
         raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids")
     if not isinstance(value[0], Mapping):

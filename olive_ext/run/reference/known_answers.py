@@ -16,6 +16,7 @@ import numpy as np
 
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import RunError
+from olive_ext.media.pictures import media_digest
 from olive_ext.stats.compared_fields import Compared
 from olive_ext.text.requests import GenerationOutput, GenerationRequest
 
@@ -105,11 +106,12 @@ class KeptGenerations:
         return str(row["text"])
 
     def _write(self, chunk: Sequence[Any], texts: Sequence[str]) -> None:
-        """Appends the greedy ones among new generations; a sampled one is drawn anew in every run."""
+        """Appends the greedy ones among new generations, but those behind pictures, which are not written to a file; a
+        sampled one is drawn anew in every run."""
         fresh = {}
         for instance, text in zip(chunk, texts, strict=True):
             request, output = self._latest.pop(_arguments(instance), (None, None))
-            if request is not None and output is not None and request.temperature == 0:
+            if request is not None and output is not None and request.temperature == 0 and not request.images:
                 key = self._key(instance.args)
                 row = {"key": key, "text": text, "prompt": request.prompt, "source": request.source}
                 fresh[key] = {**row, "tokens": output.tokens}
@@ -124,7 +126,7 @@ class KeptGenerations:
 
 
 def _texts(args: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(str, args[:2]))
+    return (*map(str, args[:2]), media_digest(args[2:]))
 
 
 def _read(line: str) -> dict[str, Any] | None:
@@ -137,7 +139,7 @@ def _read(line: str) -> dict[str, Any] | None:
 
 
 def _arguments(instance: Any) -> Hashable:
-    return instance.args[0], repr(instance.args[1:])
+    return instance.args[0], media_digest(instance.args[1:])
 
 
 def _chunks(groups: Iterable[Sequence[int]]) -> Iterator[list[int]]:
