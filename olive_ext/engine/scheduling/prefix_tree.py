@@ -34,7 +34,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     Without `can_share` only equal inputs are computed once.
     """
     items = sorted(
-        (source_key(request.source), _input_key(request), order, key, request)
+        (source_key(request.source), input_key(request), order, key, request)
         for order, (key, request) in enumerate(requests)
     )
     sequences: list[Sequence] = []
@@ -66,7 +66,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     return Plan(tuple(sequences), naive, distinct)
 
 
-def _input_key(request: Request) -> bytes:
+def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
     tokens = request.tokens if request.generation else request.tokens[:-1]
     return np.array(tokens, ">u4").tobytes()
