@@ -1,5 +1,5 @@
 """Copies the quickstart (recipe, model, tasks) into a folder of its own, where its recipe runs without a clone. Knows no
-Olive and no model."""
+model."""
 
 from __future__ import annotations
 
