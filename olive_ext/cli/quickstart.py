@@ -1,5 +1,4 @@
-"""Copies the quickstart (recipe, model, tasks) into a folder of its own, where its recipe runs without a clone. Knows no
-model."""
+"""Copies the quickstart (recipe, model, tasks) to a folder where its recipe runs without a clone. Knows no model."""
 
 from __future__ import annotations
 
