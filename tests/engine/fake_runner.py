@@ -45,8 +45,8 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
 
 
 class FakeRunner(Runner):
-    """Holds tokens in slots, or in blocks where it takes packed steps, refuses what a GroupQueryAttention graph refuses,
-    and writes garbage in idle rows.
+    """Holds tokens in slots, or in blocks where it takes packed steps, refuses what a GroupQueryAttention graph
+    refuses, and writes garbage in idle rows.
 
     With `async_decode` it takes steps that follow; `steps` holds them with the tokens that were fed.
     """

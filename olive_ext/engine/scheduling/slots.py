@@ -60,9 +60,9 @@ class Slots:
         return self._lengths[slot]
 
     def take(self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset()) -> Taken:
-        """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from another
-        one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is taken. The
-        `wanted` ones come last.
+        """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
+        another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
+        taken. The `wanted` ones come last.
 
         What is resident behind another `source` (its key) is not shared.
         """
