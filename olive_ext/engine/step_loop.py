@@ -95,16 +95,15 @@ class StepLoop:
         where the scheduler knows it."""
         scheduler = self._scheduler
         present, self._begun = self._begun, None
-        if present is None:
+        if not scheduler.is_planned:
             scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
-            present = present or self._thread.begin(scheduler.present)
-            self._begun = self._thread.begin(overlapped)
+            present = present or self._thread.begin(scheduler.present, is_overlapped=False)
+            self._begun = self._thread.begin(overlapped, is_overlapped=True)
         try:
             output = self.run(scheduler.present) if present is None else present.result()
         except MemoryShortageError as error:
-            self._begun = None  # behind a step that failed none has run
-            scheduler.drop_overlapped()
+            self._begun = None  # behind a step that failed none has run: the overlapped one is run again
             self.settle()
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
