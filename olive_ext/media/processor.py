@@ -48,6 +48,10 @@ class MediaProcessor:
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to prepare the pictures of items that are sent to it."""
+        return {"spec": self.spec, "_files": self._files, "_known": {}, "_kept": OrderedDict()}
+
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
