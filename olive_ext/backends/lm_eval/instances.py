@@ -31,7 +31,7 @@ Observer = Callable[[Any, Any, Any], None]
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
-TokenRequest = tuple[tuple[Any, ...] | None, Sequence[int], Sequence[int], *tuple[tuple[Any, ...], ...]]
+TokenRequest = tuple[Any, ...]
 """lm-eval's cache key, context ids and target ids, and perhaps the context's pictures."""
 
 Answer = tuple[float, bool]

@@ -83,7 +83,8 @@ class Observer:
         before = () if isinstance(context, str) else context
         classes = None
         if self._classes is not None and not isinstance(target, str):
-            classes = self._classes.of(target, before[-1] if before else None)
+            last = before[-1] if before else None
+            classes = self._classes.of(target, last if isinstance(last, int) else None)
         self._positions.setdefault(str(instance.task_name), Positions()).add(
             int(instance.doc_id),
             output.token_logprobs,
