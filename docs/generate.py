@@ -23,9 +23,11 @@ from olive_ext.cli.commands import (  # noqa: E402
     COMPARE_OPTIONS,
     FOLDER_HELP,
     MODEL_HELP,
+    RECIPE_HELP,
     REPORT_HELP,
     RESULT_HELP,
     RUN_HELP,
+    RUN_MODEL_HELP,
     SCHEMA_HELP,
     SPEC_HELP,
     TARGET_HELP,
@@ -171,7 +173,10 @@ def cli() -> str:
         _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", RESULT_HELP)]),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
-        _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),
+        _table(
+            ("argument", "meaning"),
+            [("`--config RECIPE`", RECIPE_HELP), ("`-m MODEL`", RUN_MODEL_HELP), ("`ARGUMENT ...`", RUN_HELP)],
+        ),
         "## `olive-ext check RECIPE|MODEL [OPTION ...]`",
         COMMANDS["check"],
         _option_table(

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
@@ -32,13 +33,15 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
     nothing is written unless all is done.
     """
+    log_folder = _log_folder(config)
+    models = Models(config, progress)
+    if lm is None:
+        _refuse_missing(config, models)
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
-    log_folder = _log_folder(config)
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
-    models = Models(config, progress)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -67,6 +70,14 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         write(report, config.output_dir)
     log_report(report, config.output_dir)
     return report
+
+
+def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
+    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    task_folders(config.include_path)
+    for model in (models.own, models.other) if config.reference is not None else (models.own,):
+        if model.kind == "onnx":
+            _ = model.providers
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
