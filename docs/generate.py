@@ -149,7 +149,8 @@ def cli() -> str:
     return _page(
         "Command line",
         f"{ABOUT} Exit status: 0; 2 for a user's error, with one line on stderr that names it; 130 after Ctrl-C; 1 for "
-        "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress bars appear only on a terminal.",
+        "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress is a bar on a terminal, else a "
+        "line a minute on stderr.",
         "## `olive-ext quickstart DIR`",
         COMMANDS["quickstart"],
         _table(("argument", "meaning"), [("`DIR`", FOLDER_HELP)]),

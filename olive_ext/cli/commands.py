@@ -115,23 +115,24 @@ def quickstart_command(arguments: Namespace) -> int:
 
 
 def evaluate_command(arguments: Namespace) -> int:
-    """Evaluates one model and prints the table; progress bars only where stderr is a terminal."""
+    """Evaluates one model and prints the table."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model))
     from olive_ext.report import print_table
     from olive_ext.run import evaluate
 
-    print_table(evaluate(config, progress=sys.stderr.isatty()))
+    print_table(evaluate(config, progress=True))
     return 0
 
 
 def bench_command(arguments: Namespace) -> int:
-    """Measures the backends; a line on stderr for each process that has ended, the table on stdout."""
+    """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1 where one failed."""
     config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
     from olive_ext.bench import bench
     from olive_ext.bench.tables import print_summary
 
-    print_summary(bench(config, say=_say), f"{config.model}: {', '.join(config.tasks)}")
-    return 0
+    summary = bench(config, say=_say)
+    print_summary(summary, f"{config.model}: {', '.join(config.tasks)}")
+    return int(any(row.error for row in summary.rows))
 
 
 def _say(line: str) -> None:

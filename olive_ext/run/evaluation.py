@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
-    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
-    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
-    nothing is written unless all is done.
+    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
+    minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
+    folder, task) is noticed before the model is opened, and nothing is written unless all is done.
     """
     log_folder = _log_folder(config)
     models = Models(config, progress)

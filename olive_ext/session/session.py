@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -97,14 +98,18 @@ class Session:
         return self._engine.counters
 
     def generate(
-        self, requests: Sequence[ToGenerate], on_result: Callable[[int, GenerationOutput], None] | None = None
+        self,
+        requests: Sequence[ToGenerate],
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[GenerationOutput]:
         """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order.
+        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, self._convert_generation, on_result)
+        return self._run("generate", requests, self._convert_generation, on_result, names)
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -118,13 +123,17 @@ class Session:
         return self._generate_continuous(items)
 
     def loglikelihood(
-        self, requests: Sequence[ToScore], on_result: Callable[[int, ScoringOutput], None] | None = None
+        self,
+        requests: Sequence[ToScore],
+        on_result: Callable[[int, ScoringOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, self._convert_scoring, on_result)
+        return self._run("loglikelihood", requests, self._convert_scoring, on_result, names)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -174,6 +183,7 @@ class Session:
         requests: Sequence[Asked],
         convert: Callable[[Asked], Converted[Output]],
         on_result: Callable[[int, Output], None] | None,
+        names: Sequence[str] = (),
     ) -> list[Output]:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
@@ -182,14 +192,19 @@ class Session:
             for index, request in enumerate(requests):
                 with _naming(f"request {index}"):
                     converted.append(convert(request))
-            num_truncated = sum(item.is_truncated for item in converted)
-            if num_truncated:
-                logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
+            self._warn_of_cuts([item.is_truncated for item in converted], names)
             batch = Batch(converted, on_result)
             if batch.requests:
                 with self._work():
                     self._engine.run(batch.requests, batch.take)
             return [batch.outputs[index] for index in range(len(converted))]
+
+    def _warn_of_cuts(self, are_cut: Sequence[bool], names: Sequence[str]) -> None:
+        if any(are_cut):
+            whose = Counter(name for name, is_cut in zip(names, are_cut, strict=False) if is_cut)
+            listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
+            text = "%d of %d requests were cut on the left to fit into %d tokens%s"
+            logger.warning(text, sum(are_cut), len(are_cut), self.max_length, listed)
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]

@@ -157,7 +157,7 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
 
 def test_unknown_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"missing\.yaml"):
-        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=FakeLM())
+        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
 
 
 def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
