@@ -125,7 +125,7 @@ def evaluate_command(arguments: Namespace) -> int:
 
 
 def bench_command(arguments: Namespace) -> int:
-    """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1 where one failed."""
+    """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1: one failed."""
     config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
     from olive_ext.bench import bench
     from olive_ext.bench.tables import print_summary
