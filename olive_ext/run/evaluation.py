@@ -35,8 +35,7 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
     when all is done.
     """
-    log_folder = _log_folder(config)
-    models = Models(config, progress)
+    log_folder, models = _log_folder(config), Models(config, progress)
     if lm is None:
         _refuse_missing(config, models)
     from olive_ext.backends.task_loading import Seeds, load_tasks
@@ -71,9 +70,13 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    if config.output_dir is not None:
-        write(report, config.output_dir)
-    log_report(report, config.output_dir)
+    return _published(report, config.output_dir)
+
+
+def _published(report: Report, folder: str | None) -> Report:
+    if folder is not None:
+        write(report, folder)
+    log_report(report, folder)
     return report
 
 

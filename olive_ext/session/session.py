@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
-from olive_ext.session.calls import Batch, Turns
+from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
     GenerationOutput,
@@ -217,9 +216,9 @@ class Session:
         with self._turns.turn(call):
             converted = []
             for index, request in enumerate(requests):
-                with _naming(f"request {index}"):
+                with naming(f"request {index}"):
                     converted.append(convert(request))
-            self._warn_of_cuts([item.is_truncated for item in converted], names)
+            warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
             batch = Batch(converted, on_result)
             if batch.requests:
                 with self._work():
@@ -229,13 +228,6 @@ class Session:
                         is_kept = self.records is None or call == "generate"
                         run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
-
-    def _warn_of_cuts(self, are_cut: Sequence[bool], names: Sequence[str]) -> None:
-        if any(are_cut):
-            whose = Counter(name for name, is_cut in zip(names, are_cut, strict=False) if is_cut)
-            listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
-            text = "%d of %d requests were cut on the left to fit into %d tokens%s"
-            logger.warning(text, sum(are_cut), len(are_cut), self.max_length, listed)
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -248,7 +240,7 @@ class Session:
                     yield None
                     continue
                 key, request = item
-                with _naming(f"request {key!r}"):
+                with naming(f"request {key!r}"):
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
@@ -300,12 +292,3 @@ class Session:
             raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
         request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
         return convert_rolling(self.tokenizer, request, self.max_length)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Says which request a user's error is about."""
-    try:
-        yield
-    except OliveExtError as error:
-        raise type(error)(f"{what}: {error}") from error
