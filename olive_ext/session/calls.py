@@ -97,7 +97,7 @@ class Batch(Generic[Output]):
 
 
 def warn_of_cuts(are_cut: Sequence[bool], length: int, names: Sequence[str]) -> None:
-    """Warns where requests lost their beginning to fit into `length` tokens; `names` say whose they are, where given."""
+    """Warns where requests lost their beginning to fit into `length` tokens; `names`, where given, say whose."""
     if any(are_cut):
         whose = Counter(name for name, is_cut in zip(names, are_cut, strict=False) if is_cut)
         listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
