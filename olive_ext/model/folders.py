@@ -88,6 +88,20 @@ def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
     return not Path(owner).is_dir() if slash else not needs_owner
 
 
+def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
+    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
+
+    Olive takes a path that does not exist for a name on the hub, and looks there.
+    """
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        return ""
+    if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
+        return f"'input_model.model_path' = '{path}': no such file or folder"
+    if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
+        return f"'input_model.onnx_file_name' = '{onnx_file_name}' is not in '{path}': {contents(Path(path))}"
+    return ""
+
+
 def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
     """Type (in lower case) and config of the model that Olive saved in `folder`; ("", {}) where it saved none."""
     path = folder / OLIVE_RECORD

@@ -29,10 +29,10 @@ from olive_ext.backends.lm_eval.instances import (
     TokenRequest,
     encoded_slices,
     known_answers_first,
-    progress_bar,
 )
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
+from olive_ext.backends.progress import progress_bar
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -197,7 +197,8 @@ class OrtLM(CompletePairs):
 
         for index in set(range(len(requests))).difference(scored):
             keep(index, CERTAIN)
-        self.session.loglikelihood(asked, on_result=take)
+        names = [str(instances[index].task_name) for index in scored] if instances else ()
+        self.session.loglikelihood(asked, on_result=take, names=names)
         return answers
 
     def _scoring(self, context: Sequence[int], target: Sequence[int], images: tuple[Any, ...] = ()) -> ScoringRequest:
@@ -239,7 +240,8 @@ class OrtLM(CompletePairs):
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
 
-            self.session.generate([item.request for item in wanted], on_result=keep)
+            names = [str(requests[item.owners[0]].task_name) for item in wanted]
+            self.session.generate([item.request for item in wanted], on_result=keep, names=names)
         return answers
 
     def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
