@@ -81,9 +81,7 @@ def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
     probe = Read(int(tokens[-1]), answer, PROBE)
     reads = {len(tokens) - 1: [probe]}
-    return Sequence(
-        room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=source, media=media
-    )
+    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=source, media=media)
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
