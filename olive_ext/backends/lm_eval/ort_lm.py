@@ -208,7 +208,7 @@ class OrtLM(CompletePairs):
         return answers
 
     def _scoring(
-        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, tuple[Any, ...]] | None = None
+        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
     ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
         if self._encoding is None or self._media.takes_sound:

@@ -34,7 +34,7 @@ class TaskMedia:
         """Whether the model takes anything besides text."""
         return self._takes_images or self.takes_sound
 
-    def given(self, args: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+    def given(self, args: Sequence[Any]) -> dict[str, Any]:
         """What a request gives besides its texts, by the name of the session's field for it."""
         found = args[2] if len(args) > 2 else {}
         taken = {"audio"} if self.takes_sound else {"visual"} if self._takes_images else set()
