@@ -111,6 +111,8 @@ class FinishReason(str, Enum):
     STOP_ID = "stop_id"
     STOPPED = "stopped"
     LENGTH = "length"
+    NON_FINITE = "non_finite"
+    """The model's output was NaN or infinite, and such outputs are reported instead of stopping the run."""
 
 
 Notes = npt.NDArray[np.void]
@@ -174,3 +176,5 @@ class Counters:
     copies: int = 0
     moves: int = 0
     steps_halved: int = 0
+    non_finite: int = 0
+    """Requests with an output that is NaN or infinite where a working model's is not."""

@@ -289,6 +289,10 @@ class OrtLM(CompletePairs):
             "adapters": sorted(execution.get("adapters", {}).values()),
             "providers": execution.get("providers"),
             "max_length": self.max_length,
+            "deterministic": execution.get("deterministic"),
+            "engine": self.resolved.settings.engine.model_dump(mode="json", exclude_unset=True)
+            if self.resolved is not None and execution.get("deterministic")
+            else None,
             "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
             **self._arguments.deciding(),
         }

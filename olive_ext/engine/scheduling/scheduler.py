@@ -8,17 +8,17 @@ input is computed to its end before the next sequence is admitted; decoding rows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from olive_ext.engine.requests import Counters, FinishReason, source_key
 from olive_ext.engine.runners.runner import Capacity, Traits
-from olive_ext.engine.scheduling.finite import refuse_non_finite
+from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
 
 IDLE_TOKEN = 0
 
@@ -30,7 +30,8 @@ class Scheduler:
         self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
     ) -> None:
         """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
-        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step."""
+        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step, `reports_non_finite` to
+        count requests whose output is not finite instead of raising an error."""
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
         self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind)
@@ -41,6 +42,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
+        self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
 
@@ -104,14 +106,18 @@ class Scheduler:
         self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`, unless
+        such answers are to be reported."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
-        refuse_non_finite(present, output, self._counters.steps)
+        non_finite = NonFinite.of(output)
+        if not self.reports_non_finite:
+            non_finite.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
-        samples = iter(output.sample_logits_KV)
+        scores = zip(step.targets, output.target_logprobs.tolist(), non_finite.targets_T.tolist(), strict=True)
+        targets = enumerate(scores)
+        samples = zip(output.sample_logits_KV, non_finite.samples_K, strict=True)
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
@@ -119,18 +125,21 @@ class Scheduler:
                 self._pass_over(row, sequence)
                 if place in read_rows:
                     next(greedy)  # nobody reads it
+                    if sequence is not None:
+                        next(targets)  # the probe
                 continue
             self._counters.tokens_fed += len(row.tokens)
             for position in _read_positions(sequence, row):
                 best = next(greedy)
-                for read in sequence.reads.get(position, ()):
-                    number, ((_, token), logprob) = next(targets)
+                for read in sequence.reads_behind(position):
+                    number, ((_, token), logprob, is_wrong) = next(targets)
                     note = None if output.notes_T is None else output.notes_T[number : number + 1]
+                    self._note_wrong(read.answer, is_wrong)
                     read.answer.put_score(read.target, logprob, best == token, note)
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    self._append(sequence, best if sequence.rng is None else sequence.draw(next(samples)))
+                    self._append(sequence, best, samples)
             sequence.computed += len(row.tokens)
             if row.cells_P is None:
                 self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
@@ -147,6 +156,11 @@ class Scheduler:
     def _together(self, ready: list[Sequence]) -> list[Sequence]:
         """The sequences of `ready` that share the next step."""
         return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
+
+    def _note_wrong(self, answer: Answer, is_wrong: bool) -> None:
+        """Counts a request whose output is not finite, once."""
+        self._counters.non_finite += is_wrong and answer.is_finite
+        answer.is_finite &= not is_wrong
 
     def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
         """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
@@ -202,7 +216,7 @@ class Scheduler:
                     logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
             for position in _read_positions(sequence, row):
-                reads = sequence.reads.get(position, ())
+                reads = sequence.reads_behind(position)
                 targets.extend((len(logits_rows), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
                     samples.append(len(logits_rows))
@@ -229,10 +243,17 @@ class Scheduler:
         is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
         return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
 
-    def _append(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: Sequence, token: int, samples: Iterator[tuple[FloatArray, bool]]) -> None:
+        """Gives a generation its next token: `token`, which is the most probable, or one drawn from the next sample."""
         generation, answer = sequence.generation, sequence.answer
         assert generation is not None
         assert answer is not None
+        logits_V, is_wrong = next(samples) if sequence.rng is not None else (None, False)
+        self._note_wrong(answer, is_wrong)
+        if not answer.is_finite:
+            answer.finish_reason = FinishReason.NON_FINITE
+            return
+        token = token if logits_V is None else sequence.draw(logits_V)
         if token in generation.stop_ids:
             answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
-"""Stands for a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
+"""Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
+taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
 
 
 class Answer:
@@ -30,6 +31,7 @@ class Answer:
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
         self.stop_id: int | None = None
+        self.is_finite = True
 
     @property
     def is_complete(self) -> bool:
@@ -98,9 +100,22 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
+    @property
+    def probe_token(self) -> int:
+        """The input's last token, which the vocabulary has."""
+        return int(self.tokens[self.num_input - 1])
+
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
+
+    def reads_behind(self, position: int) -> list[Read]:
+        """The scores to be read of the distribution behind `position`: with a probe where the most probable token comes
+        next. Rows to sample from are seen as a whole."""
+        reads = self.reads.get(position, [])
+        if self.rng is not None or self.answer is None or not self.wants_next(position):
+            return reads
+        return [*reads, Read(self.probe_token, self.answer, PROBE)]
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
