@@ -90,6 +90,10 @@ class EvaluationSettings(ExecutionSettings):
     """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
     distributions are apart on the same tokens, and which answers flip."""
 
+    matters: Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)] = 1.0
+    """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
+    perplexity. "No loss found" is said only where a loss of this size is excluded."""
+
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 

@@ -93,13 +93,15 @@ class Comparer:
         if observer is not None:
             score_generated(lm, reference.generated, observer)
         own = read_answers(results["samples"], self._tasks.tasks)
-        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks)
+        matters = self._models.config.matters
+        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks, matters)
         return Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences() if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
             metrics=reference.results,
+            matters=matters,
         )
 
     def fields(self) -> Fields:
