@@ -45,7 +45,7 @@ FLOORS = {
         ["kv"],
         ["inputs", "placement"],
         ["head", "capture", "companion_inputs"],
-        ["ort_runner"],
+        ["ort_runner", "first_non_finite"],
         ["opening"],
     ],
     "olive_ext.engine.reference": [["kernels"], ["tap"], ["recorded"]],

@@ -122,7 +122,13 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
         counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
-        return {"deterministic": self._is_deterministic, **self._scoring.describe(), **self.runner.describe(), **self._tap.describe(), "counters": counters}
+        return {
+            "deterministic": self._is_deterministic,
+            **self._scoring.describe(),
+            **self.runner.describe(),
+            **self._tap.describe(),
+            "counters": counters,
+        }
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""

@@ -65,7 +65,9 @@ def with_every_output(model: onnx.ModelProto) -> onnx.ModelProto:
     return edited
 
 
-def weights_of(model: onnx.ModelProto, node: onnx.NodeProto, folder: Path) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+def weights_of(
+    model: onnx.ModelProto, node: onnx.NodeProto, folder: Path
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
     """Name and numbers of each weight that `node` reads; those outside of the file lie in `folder`."""
     wanted = set(node.input)
     for tensor in (tensor for tensor in model.graph.initializer if tensor.name in wanted):

@@ -160,6 +160,9 @@ class Comparison:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
 
+    non_finite: int = 0
+    """Requests for which either model's output was NaN or infinite."""
+
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 

@@ -18,6 +18,10 @@ NAMES = (
 """Names of the metrics that `comparison_metrics` makes."""
 
 
+NON_FINITE = "non_finite"
+"""The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One number of one task."""
@@ -45,6 +49,11 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
     """
     return tuple(metric for task in results["results"] for metric in _of_task(task, results))
+
+
+def non_finite_requests(metrics: Iterable[Metric]) -> int:
+    """The requests that the metrics hold to be without a finite output: with any, the other metrics mean nothing."""
+    return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))
 
 
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
@@ -88,7 +97,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     if len(firsts) == 1:
         firsts.append(replace(firsts[0], task=ALL))
     of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
-    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)))
+    number = comparison.non_finite
+    wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
+    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
 def _of_divergence(found: Divergence) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
-from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
@@ -55,8 +55,8 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
             report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
                 comparison = comparer.finish(model, results)
-                metrics = (*report.metrics, *comparison_metrics(comparison))
-                report = replace(report, metrics=metrics, comparison=comparison)
+                own = [metric for metric in report.metrics if metric.task != NON_FINITE]
+                report = replace(report, metrics=(*own, *comparison_metrics(comparison)), comparison=comparison)
         finally:
             if opened is not None and hasattr(opened, "close"):
                 opened.close()

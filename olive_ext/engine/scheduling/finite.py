@@ -32,7 +32,7 @@ class NonFinite:
         targets_T: BoolArray = ~(output.target_logprobs < np.inf)
         if output.notes_T is not None and "kl" in (output.notes_T.dtype.names or ()):
             targets_T |= ~np.isfinite(output.notes_T["kl"])
-        samples_K: BoolArray = ~(output.sample_logits_KV < np.inf).all(-1)
+        samples_K = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
         return cls(targets_T, samples_K)
 
     def refuse(self, planned: PlannedStep, output: StepOutput, num_steps: int) -> None:
@@ -61,5 +61,5 @@ def _error(planned: PlannedStep, index: int, found: str) -> NonFiniteError:
     return NonFiniteError(
         f"request {key!r}: the model's output behind {position + 1} tokens is not finite ({found}): its weights, its "
         "data type or the execution provider give NaN or infinity",
-        " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests and goes on)",
+        " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
     )

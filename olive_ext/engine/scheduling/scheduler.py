@@ -106,8 +106,8 @@ class Scheduler:
         self._overlapped = None
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`, unless
-        such answers are to be reported."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`,
+        unless such answers are to be reported."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
@@ -117,7 +117,7 @@ class Scheduler:
         completed: list[Answer] = []
         scores = zip(step.targets, output.target_logprobs.tolist(), non_finite.targets_T.tolist(), strict=True)
         targets = enumerate(scores)
-        samples = zip(output.sample_logits_KV, non_finite.samples_K, strict=True)
+        samples = zip(output.sample_logits_KV, non_finite.samples_K.tolist(), strict=True)
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):

@@ -74,8 +74,8 @@ class StepCost:
 
 
 TYPICAL = StepCost(fixed=16.0, per_token=1.0, per_pair=1 / 1600)
-"""The rule: what steps cost on a CPU, in units of one token's cost. SmolLM2-135M's shape in fp32, measured on two cores:
-fixed 10 to 19, each pair 1/2100 to 1/1200. It decides alike for models of this size and larger."""
+"""The rule: what steps cost on a CPU, in units of one token's cost. Measured for SmolLM2-135M's shape in fp32 on two
+cores: fixed 10 to 19, each pair 1/2100 to 1/1200."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def find_traits(
     `may_rewind` is False where a rewind is known to go wrong only later (a cache that drops old positions).
     `window_size` is that of a model whose inputs have a fixed length; `tokens` are as many at least. Its generators
     count the padding of their last window as tokens: nothing can follow, and trying may end the process (0.14.1 and
-    0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right, and `NonFiniteError` for logits that are NaN or +inf.
+    0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right, and
+    `NonFiniteError` for logits that are NaN or +inf.
     """
     trial = _Trial(new_generator, list(tokens[:NUM_TOKENS]), logits_name)
     continues = Continues.NOT if window_size else trial.continues()

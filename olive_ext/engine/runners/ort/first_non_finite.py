@@ -1,5 +1,5 @@
-"""Finds the node of a decoder whose output is the first with NaN or +inf, in a session that returns every node's output.
-Knows no runner."""
+"""Finds the node of a decoder whose output is the first with NaN or +inf, in a session that returns every node's
+output. Knows no runner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     binding = session.io_binding()
     layout = Layout.of([Row(0, 0, tuple(tokens))])
     for role, tensor in ((found.role, found.tensor) for found in spec.inputs):
-        binding.bind_cpu_input(tensor.name, np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type]))
+        binding.bind_cpu_input(
+            tensor.name, np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type])
+        )
     for cache in spec.caches:
         shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
         binding.bind_ortvalue_input(cache.past, zeros(shape, cache.elem_type))
