@@ -33,6 +33,11 @@ class Answer:
         self.stop_id: int | None = None
         self.is_finite = True
 
+    def note_non_finite(self) -> bool:
+        """Marks an output of the model as not finite; whether it is the answer's first."""
+        was_finite, self.is_finite = self.is_finite, False
+        return was_finite
+
     @property
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
@@ -54,7 +59,7 @@ class Answer:
         assert self.finish_reason is not None
         assert self.is_complete
         scores = tuple(self._logprobs), tuple(self._is_greedy)
-        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes, self.is_finite)
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,15 @@ class Sequence:
     num_shared: int = 0
     """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 
+    parent: Sequence | None = None
+    """The earlier sequence that computes the last of these."""
+
+    num_children: int = 0
+    """Sequences whose parent this is, and that have no slot yet."""
+
     slot: int = -1
     computed: int = 0
+    """Tokens that the steps planned so far compute."""
 
     def __post_init__(self) -> None:
         self.num_input = self.end
@@ -105,6 +117,11 @@ class Sequence:
         """The input's last token, which the vocabulary has."""
         return int(self.tokens[self.num_input - 1])
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its generation is complete; steps that were begun before that was known may still hold it."""
+        return self.answer is not None and self.answer.finish_reason is not None
+
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
@@ -116,6 +133,34 @@ class Sequence:
         if self.rng is not None or self.answer is None or not self.wants_next(position):
             return reads
         return [*reads, Read(self.probe_token, self.answer, PROBE)]
+
+    def note_non_finite(self) -> bool:
+        """As `Answer.note_non_finite`, of the generation's answer."""
+        assert self.answer is not None
+        return self.answer.note_non_finite()
+
+    def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
+        """Takes in the next token of the generation, `token` or one that is drawn from `logits_V`; False where it ends
+        that and is no part of the answer."""
+        generation, answer = self.generation, self.answer
+        assert generation is not None
+        assert answer is not None
+        if not answer.is_finite:
+            answer.finish_reason = FinishReason.NON_FINITE
+            return False
+        token = token if logits_V is None else self.draw(logits_V)
+        if token in generation.stop_ids:
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
+            return False
+        answer.generated.append(token)
+        if generation.is_finished is not None and generation.is_finished(answer.generated):
+            answer.finish_reason = FinishReason.STOPPED
+        elif len(answer.generated) >= generation.max_new_tokens:
+            answer.finish_reason = FinishReason.LENGTH
+        else:
+            self.tokens[self.end] = token
+            self.end += 1
+        return True
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
