@@ -97,9 +97,9 @@ class EvaluationSettings(ExecutionSettings):
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
-    model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
-    """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
-    the Hugging Face baseline. None decides by the model's files."""
+    model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
+    """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
+    package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
