@@ -38,6 +38,9 @@ def verdict(comparison: Comparison) -> Verdict:
     numbers = _numbers(outcome, divergence)
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}: {numbers}")
+    if (certainty := comparison.certainty) is not None:
+        is_worse = certainty.verdict == "broken"
+        return Verdict("loss" if is_worse else "no_loss_found", f"{certainty.sentence()}: {numbers}")
     lost, gained = _changed(comparison)
     if lost:
         return Verdict("loss", f"loss found in {joined(lost)}: {numbers}")

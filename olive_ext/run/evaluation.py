@@ -13,6 +13,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
 from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
@@ -50,12 +51,13 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         model = lm or opened
         try:
             loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds)
+            sampled = comparer if comparer is not None and comparer.is_sampled else None
+            results = sampled.run_sampled(model) if sampled and model else _run(models, model, tasks, seeds)
             seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
             report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
                 comparison = comparer.finish(model, results)
-                metrics = (*report.metrics, *comparison_metrics(comparison))
+                metrics = (*sampled_metrics(report.metrics, comparison, results), *comparison_metrics(comparison))
                 report = replace(report, metrics=metrics, comparison=comparison)
         finally:
             if opened is not None and hasattr(opened, "close"):

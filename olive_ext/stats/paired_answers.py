@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Outcome
+from olive_ext.stats.distances import clustered_mean
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -19,6 +20,7 @@ DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 
 NUM_RESAMPLES = 10_000
 _ERROR, _POWER, _CONFIDENCE = 0.05, 0.8, 0.95
+_Z95 = 1.959964
 _FEW_VALUES = 64
 _CHUNK = 1 << 22
 
@@ -58,6 +60,55 @@ def compare_outcomes(
         documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in DIFFERENCES},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
+    )
+
+
+def sampled_outcome(
+    task: str,
+    metric: str,
+    filter_name: str,
+    whole: npt.ArrayLike,
+    reference: npt.ArrayLike,
+    candidate: npt.ArrayLike,
+    weights: npt.ArrayLike,
+    higher_is_better: bool = True,
+) -> Outcome:
+    """As `compare_outcomes`, for all documents from D drawn ones, each of which stands for `weights` [D] documents.
+
+    `whole` are the reference's values of all documents, whose mean is known; the difference is the weighted mean of
+    those drawn, with a normal interval. A direction of flips that did not occur widens it, as if the rarest document
+    had hidden one: n drawn without a flip exclude shares over 1 - 0.025^(1/n) (Clopper and Pearson 1934). There is no
+    p-value, and no number of documents needed, because the flips decided when to stop.
+    """
+    everything, first, second, weights_D = (
+        np.asarray(item, np.float64) for item in (whole, reference, candidate, weights)
+    )
+    differences = second - first
+    is_binary = bool(np.isin((first, second), (0, 1)).all())
+    lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
+    mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights_D)
+    margin = _Z95 * (stderr or 0.0)
+    unseen = (1 - 0.025 ** (1 / len(differences))) * float(weights_D.max() / weights_D.mean())
+    unseen = 0.0 if len(differences) == len(everything) or not is_binary else unseen
+    low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
+    high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
+    return Outcome(
+        task=task,
+        metric=metric,
+        filter=filter_name,
+        num_documents=len(differences),
+        reference=float(everything.mean()),
+        candidate=float(everything.mean()) + mean,
+        difference=mean,
+        low=max(low, -1.0) if is_binary else low,
+        high=min(high, 1.0) if is_binary else high,
+        right_to_wrong=lost,
+        wrong_to_right=gained,
+        mcnemar_p=1.0,
+        documents_needed={},
+        higher_is_better=higher_is_better,
+        is_binary=is_binary,
+        num_population=len(everything),
     )
 
 
