@@ -90,6 +90,10 @@ class EvaluationSettings(ExecutionSettings):
     """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
     distributions are apart on the same tokens, and which answers flip."""
 
+    matters: Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)] = 1.0
+    """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
+    perplexity. "No loss found" is said only where a loss of this size is excluded."""
+
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
@@ -99,7 +103,7 @@ class EvaluationSettings(ExecutionSettings):
 
     certain: Certain | None = None
     """What "enough" makes certain. None takes the bound in `require` on one of its metrics; without any a loss
-    of accuracy of one point at most."""
+    of accuracy that does not matter (`matters`)."""
 
     model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
@@ -161,7 +165,7 @@ class EvaluationSettings(ExecutionSettings):
     @property
     def claim(self) -> Certain:
         """What "enough" makes certain."""
-        return self.certain or Certain(within=0.01)
+        return self.certain or Certain(within=self.matters / 100)
 
 
 class EvaluationConfig(EvaluationSettings):

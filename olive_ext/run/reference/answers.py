@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import TaskError
-from olive_ext.report.comparison import ALL, Flip, Outcome
+from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
@@ -189,6 +189,7 @@ class _Pair:
     documents: Sequence[int]
     reference_values: FloatArray
     candidate_values: FloatArray
+    matters: float
 
     @property
     def higher_is_better(self) -> bool:
@@ -198,7 +199,7 @@ class _Pair:
         names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
         both = self.reference_values, self.candidate_values
         if weights is None:
-            return compare_outcomes(*names, *both, better)
+            return compare_outcomes(*names, *both, better, self.matters)
         return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
 
     def whole(self) -> list[float]:
@@ -214,16 +215,18 @@ def compare_answers(
     candidate: Sequence[Answers],
     samples: Mapping[str, Any],
     tasks: Mapping[str, Any],
+    matters: float = Comparison.matters,
     weights: Weights | None = None,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
-    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name.
+    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
+    `matters` the points that matter.
 
     Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for.
 
     Raises `TaskError` where the prompts of the two runs differ.
     """
-    pairs = list(_pairs(reference, candidate, is_sample=weights is not None))
+    pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
     outcomes = [pair.outcome(weights) for pair in pairs]
     firsts: dict[str, _Pair] = {}
     for pair, outcome in zip(pairs, outcomes, strict=True):
@@ -235,7 +238,9 @@ def compare_answers(
     return tuple(outcomes), tuple(flips)
 
 
-def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers], *, is_sample: bool) -> Iterator[_Pair]:
+def _pairs(
+    reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
+) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
@@ -244,8 +249,8 @@ def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers], *, is_sam
         for metric in own.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
             if numbers:
-                values = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
-                yield _Pair(other, own, metric, numbers, *values)
+                one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                yield _Pair(other, own, metric, numbers, one, two, matters)
 
 
 def _over_all(pairs: Sequence[_Pair], weights: Weights | None) -> Outcome:
@@ -254,7 +259,7 @@ def _over_all(pairs: Sequence[_Pair], weights: Weights | None) -> Outcome:
     first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
     second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
     if weights is None:
-        return compare_outcomes(*names, first, second)
+        return compare_outcomes(*names, first, second, matters=pairs[0].matters)
     whole = np.concatenate([_right(np.array(pair.whole()), pair) for pair in pairs])
     return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
 

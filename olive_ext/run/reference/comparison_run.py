@@ -119,14 +119,16 @@ class Comparer:
         if observer is not None and drawn is None:
             score_generated(lm, reference.generated, observer)
         weights = None if drawn is None else drawn.weights
-        own = read_answers(results["samples"], self._tasks.tasks)
-        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks, weights)
+        samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
+        own = read_answers(samples, tasks)
+        outcomes, flips = compare_answers(reference.answers, own, samples, tasks, matters, weights)
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
             metrics=reference.results,
+            matters=matters,
         )
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
