@@ -83,9 +83,8 @@ def sampled_outcome(
     """As `compare_outcomes`, for all documents from D drawn ones, each of which stands for `weights` [D] documents.
 
     `whole` are the reference's values of all documents, whose mean is known; the difference is the weighted mean of
-    those drawn, with a normal interval. A direction of flips that did not occur widens it, as if the rarest document
-    had hidden one: n drawn without a flip exclude shares over 1 - 0.025^(1/n) (Clopper and Pearson 1934). There is no
-    p-value, and no number of documents needed, because the flips decided when to stop.
+    those drawn (`sampled_difference`). There is no p-value, and no number of documents needed, because the flips
+    decided when to stop.
     """
     everything, first, second, weights_D = (
         np.asarray(item, np.float64) for item in (whole, reference, candidate, weights)
@@ -93,12 +92,7 @@ def sampled_outcome(
     differences = second - first
     is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights_D)
-    margin = _Z95 * (stderr or 0.0)
-    unseen = (1 - 0.025 ** (1 / len(differences))) * float(weights_D.max() / weights_D.mean())
-    unseen = 0.0 if len(differences) == len(everything) or not is_binary else unseen
-    low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
-    high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
+    mean, low, high = sampled_difference(differences, weights_D, hides=is_binary and len(first) < len(everything))
     return Outcome(
         task=task,
         metric=metric,
@@ -107,8 +101,8 @@ def sampled_outcome(
         reference=float(everything.mean()),
         candidate=float(everything.mean()) + mean,
         difference=mean,
-        low=max(low, -1.0) if is_binary else low,
-        high=min(high, 1.0) if is_binary else high,
+        low=low,
+        high=high,
         right_to_wrong=lost,
         wrong_to_right=gained,
         mcnemar_p=1.0,
@@ -117,6 +111,23 @@ def sampled_outcome(
         is_binary=is_binary,
         num_population=len(everything),
     )
+
+
+def sampled_difference(differences: FloatArray, weights: FloatArray, *, hides: bool) -> tuple[float, float, float]:
+    """Weighted mean of drawn `differences` [D] with its 95 % normal interval.
+
+    Where undrawn documents may hide flips (differences of 0/1 values), a direction that did not occur widens the
+    interval, as if the rarest document had hidden one: n drawn without a flip exclude shares over 1 - 0.025^(1/n)
+    (Clopper and Pearson 1934).
+    """
+    mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights)
+    margin = _Z95 * (stderr or 0.0)
+    if not hides:
+        return mean, mean - margin, mean + margin
+    unseen = (1 - 0.025 ** (1 / len(differences))) * float(weights.max() / weights.mean())
+    low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
+    high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
+    return mean, max(low, -1.0), min(high, 1.0)
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
