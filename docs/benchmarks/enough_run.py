@@ -3,8 +3,8 @@ enough; wall clock beside what was decided.
 
     python docs/benchmarks/enough_run.py [--documents 1000] [--form 8,32] [--certain within=0.01]
 
-The documents are those of `record_margins.py`, written as a task of lm-eval's; both runs are whole evaluations with their
-reports. The reference is not counted: all candidates share what it said.
+The documents are those of `record_margins.py`, written as a task of lm-eval's; both runs are whole evaluations with
+their reports. The reference is not counted: all candidates share what it said.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def main() -> None:
     parser.add_argument("--certain", type=float, default=0.01)
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from tests.exports import quickstart
-
     from olive_ext.report import print_table
+    from tests.exports import quickstart
 
     bits, block = map(int, args.form.split(","))
     reference, candidate = quickstart.exported(), quickstart.quantized(bits, block)

@@ -78,7 +78,7 @@ def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
 
 def test_several_bounds_need_a_word_on_which_decides() -> None:
     bounds = ({"metric": "kl_mean", "max": 0.05}, {"metric": "accuracy_difference", "min": -0.01})
-    with pytest.raises(ConfigError, match="decides one bound, 'require' has several: name one in 'certain'"):
+    with pytest.raises(ConfigError, match=r"decides one bound, 'require' has several: name one in 'certain'"):
         settings(*bounds)
 
 

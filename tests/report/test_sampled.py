@@ -19,6 +19,9 @@ from olive_ext.stats.paired_answers import sampled_outcome
 from tests.report.synthetic import comparison, report
 
 
+STOPPED = "342 of 10,042 documents, stopped"
+
+
 def certainty(**changes: Any) -> Certainty:
     found = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10_042, "a")
     return replace(found, **changes)
@@ -32,8 +35,8 @@ def certainty(**changes: Any) -> Certainty:
         ({"side": "below"}, "342 of 10,042 documents, stopped: loss above 1 point is certain (95 %)"),
         ({"bound": 0.02, "confidence": 0.9}, "342 of 10,042 documents, stopped: gain above 2 points is certain (90 %)"),
         ({"num_evaluated": 10_042}, "all 10,042 documents: loss below 1 point"),
-        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, "342 of 10,042 documents, stopped: KL below 0.05 nats is certain (95 %)"),
-        ({"metric": "top1_agreement", "bound": 0.9}, "342 of 10,042 documents, stopped: top-1 agreement above 90 % is certain (95 %)"),
+        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats is certain (95 %)"),
+        ({"metric": "top1_agreement", "bound": 0.9}, f"{STOPPED}: top-1 agreement above 90 % is certain (95 %)"),
     ],
 )  # fmt: skip
 def test_sentence_says_what_is_certain(changes: dict[str, Any], sentence: str) -> None:
@@ -95,7 +98,8 @@ def test_verdict_and_figures_are_those_that_decided() -> None:
 def test_distribution_is_held_to_the_certain_side() -> None:
     held = certainty(metric="kl_mean", side="below", bound=1e-5)
     found = certain_comparison(comparison(50), held).overall_divergence()
-    assert found is not None and found.kl.mean == 1e-5
+    assert found is not None
+    assert found.kl.mean == 1e-5
 
 
 def test_report_of_drawn_documents_is_kept_and_shown() -> None:

@@ -60,7 +60,7 @@ class Run:
         ask = lm.session.loglikelihood
 
         def counted(requests: Any, on_result: Any = None) -> Any:
-            self.asked.update(tuple((*request.context, -1, *request.target)) for request in requests)
+            self.asked.update((*request.context, -1, *request.target) for request in requests)
             return ask(requests, on_result=on_result)
 
         lm.session.loglikelihood = counted
@@ -117,7 +117,8 @@ def test_claim_at_the_truth_needs_all_documents_and_gives_the_whole_runs_numbers
     truth = whole.metrics[ALL, "accuracy_difference"].value
     found = enough(tasks, "recorded", 0.6, above=truth + 1e-9 if truth == 0 else truth)
     certainty = found.comparison.certainty
-    assert certainty is not None and certainty.num_evaluated == COUNT
+    assert certainty is not None
+    assert certainty.num_evaluated == COUNT
     assert certainty.estimate == pytest.approx(truth)
     for key, metric in whole.metrics.items():
         if key[1] not in ("accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"):
@@ -128,11 +129,15 @@ def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: Loa
     kl, agreement = (whole.metrics[ALL, name].value for name in ("kl_mean", "top1_agreement"))
     below = enough(tasks, "recorded", 0.6, metric="kl_mean", below=2 * kl).comparison.certainty
     above = enough(tasks, "resident", 0.6, metric="top1_agreement", above=agreement / 2).comparison.certainty
-    assert below is not None and above is not None
+    assert below is not None
+    assert above is not None
     assert (below.verdict, above.verdict) == ("kept", "kept")
-    assert below.low <= kl <= below.high and above.low <= agreement <= above.high
-    assert below.num_evaluated < COUNT and above.num_evaluated < COUNT
-    assert "KL below" in below.sentence() and "top-1 agreement above" in above.sentence()
+    assert below.low <= kl <= below.high
+    assert above.low <= agreement <= above.high
+    assert below.num_evaluated < COUNT
+    assert above.num_evaluated < COUNT
+    assert "KL below" in below.sentence()
+    assert "top-1 agreement above" in above.sentence()
 
 
 def test_scores_of_drawn_documents_stand_for_all(tasks: LoadedTasks, whole: Run) -> None:
