@@ -63,8 +63,8 @@ def verdict(comparison: Comparison) -> Verdict:
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
     band = None if divergence is None else band_of(divergence)
-    against = list(_against(changes, band, comparison.matters))
     certain = list(_certain(comparison.certainty))
+    against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]
     if not certain and _is_same(comparison, divergence):
         return Verdict("no_difference", "no difference found", figures, documents)
     found = [*certain, *against] or [_in_favour(changes)]

@@ -83,5 +83,5 @@ def test_several_bounds_need_a_word_on_which_decides() -> None:
 
 
 def test_wrong_bound_is_told_with_its_place() -> None:
-    with pytest.raises(ConfigError, match="'evaluators.mine.require.0' = 3: give a mapping"):
+    with pytest.raises(ConfigError, match=r"'evaluators\.mine\.require\.0' = 3: give a mapping"):
         settings(3)

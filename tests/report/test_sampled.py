@@ -18,7 +18,6 @@ from olive_ext.report.verdict import verdict
 from olive_ext.stats.paired_answers import sampled_outcome
 from tests.report.synthetic import comparison, report
 
-
 STOPPED = "342 of 10,042 documents, stopped"
 
 

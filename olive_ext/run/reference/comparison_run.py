@@ -23,6 +23,7 @@ import psutil
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
+from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
@@ -80,7 +81,8 @@ class Comparer:
             return
         observer = Observer() if self._mode == "recorded" else None
         with closing(self._models.reference(observer)) as lm:
-            self._reference = self._run_reference(lm, observer)
+            journal = self._models.keep_answers(lm) if observer is None else None
+            self._reference = self._run_reference(lm, observer, journal)
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
@@ -102,14 +104,17 @@ class Comparer:
         """Whether the model answers only as many documents as make a claim certain."""
         return self._models.config.documents == "enough"
 
-    def run_sampled(self, lm: LM) -> dict[str, Any]:
+    def run_sampled(self, lm: LM, journal: Journal | None = None) -> dict[str, Any]:
         """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
-        all documents before, unless it has."""
+        all documents before, unless it has. A model of lm-eval's own has its answers in `journal`."""
+        from olive_ext.backends.journaled_lm import journaled
+
         config, models = self._models.config, self._models
         reference = self._reference = self._reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
-        results, self._drawn = run.run(lm, self._observer)
+        with journaled(lm, journal) as model:
+            results, self._drawn = run.run(model, self._observer)
         return results
 
     def finish(self, lm: LM, results: Mapping[str, Any]) -> Comparison:
@@ -146,11 +151,13 @@ class Comparer:
         reference.known_answers = self._observer.scores
         return self._run_reference(reference, observer)
 
-    def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
+    def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
         config, progress = self._models.config, self._models.progress
-        results = run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
+        results = run_tasks(
+            lm, self._tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True
+        )
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
         return ReferenceRun(results, answers, observer)
 
@@ -197,11 +204,6 @@ def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
     if reference.is_input_model:
         raise ConfigError(
             f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
-        )
-    if config.use_cache is not None:
-        raise ConfigError(
-            "'use_cache' cannot go with 'reference': answers of earlier runs come without distributions. What the "
-            "reference says is kept by itself ('reference.records_dir')"
         )
 
 

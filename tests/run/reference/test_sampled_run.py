@@ -39,11 +39,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
 
 
 def _tasks(folder: Path, *names: str) -> LoadedTasks:
-    write_tasks(folder)
+    write_many(write_tasks(folder))
+    return load_tasks(list(names), str(folder), Seeds())
+
+
+def write_many(folder: Path) -> None:
+    """Adds the task `many_choice` of `COUNT` documents, whose shots are drawn anew for each, to those in `folder`."""
     (folder / "local.py").write_text(LOADER + MANY % COUNT)
     many = CHOICE.replace("tiny_choice", "many_choice").replace("local.load", "local.many")
     (folder / "many_choice.yaml").write_text(many + "fewshot_split: test\nnum_fewshot: 1\n")
-    return load_tasks(list(names), str(folder), Seeds())
 
 
 class Run:
