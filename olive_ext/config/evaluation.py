@@ -105,9 +105,9 @@ class EvaluationSettings(ExecutionSettings):
     """What "enough" makes certain. None takes the bound in `require` on one of its metrics; without any a loss
     of accuracy that does not matter (`matters`)."""
 
-    model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
-    """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
-    the Hugging Face baseline. None decides by the model's files."""
+    model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
+    """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
+    package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
-    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
-    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened. Answers
-    are journaled as they come; everything else is written when all is done.
+    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
+    minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
+    folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
+    when all is done.
     """
+    log_folder, models = _log_folder(config), Models(config, progress)
+    if lm is None:
+        _refuse_missing(config, models)
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
-    log_folder = _log_folder(config)
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
-    models = Models(config, progress)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -68,10 +71,22 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    if config.output_dir is not None:
-        write(report, config.output_dir)
-    log_report(report, config.output_dir)
+    return _published(report, config.output_dir)
+
+
+def _published(report: Report, folder: str | None) -> Report:
+    if folder is not None:
+        write(report, folder)
+    log_report(report, folder)
     return report
+
+
+def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
+    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    task_folders(config.include_path)
+    for model in (models.own, models.other) if config.reference is not None else (models.own,):
+        if model.kind == "onnx":
+            _ = model.providers
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
