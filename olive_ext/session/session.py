@@ -23,6 +23,7 @@ from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
-ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
+ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
 
 
@@ -52,8 +53,8 @@ class Session:
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
     With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. `beside` is the session that owns the model of this one, as for the session of a resident reference:
-    the two take turns, and closing `beside` closes both.
+    engine writes. With `media` requests may give pictures. `beside` is the session that owns the model of this one, as
+    for the session of a resident reference: the two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -67,11 +68,13 @@ class Session:
         encoding: Encoding | None = None,
         records: Records | None = None,
         model: ResolvedModel | None = None,
+        media: MediaText | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.media = media
         self.model = model
         """The opened model, resolved; None for a session around an engine that a caller made."""
 
@@ -278,14 +281,14 @@ class Session:
 
     def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
         request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding, self.media)
 
     def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, ScoringRequest):
             if not isinstance(asked, (tuple, list)) or len(asked) != 2:
                 raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
             asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding)
+        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding, self.media)
 
     def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
         if self.encoding is not None:

@@ -28,8 +28,8 @@ Observer = Callable[[Any, Any, Any], None]
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
-TokenRequest = tuple[tuple[str, str] | None, Sequence[int], Sequence[int]]
-"""lm-eval's cache key, context ids and target ids."""
+TokenRequest = tuple[Any, ...]
+"""lm-eval's cache key, context ids and target ids, and perhaps the context's pictures."""
 
 Answer = tuple[float, bool]
 CERTAIN: Answer = (0.0, True)
