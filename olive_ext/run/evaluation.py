@@ -17,7 +17,7 @@ from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.mlflow_log import log_report
+from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -39,6 +39,16 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     log_folder, models = _log_folder(config), Models(config, progress)
     if lm is None:
         _refuse_missing(config, models)
+    with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
+        report = _evaluate(models, lm, log_folder)
+        if config.output_dir is not None:
+            write(report, config.output_dir)
+        run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
+    return report
+
+
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
+    config = models.config
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
@@ -71,13 +81,6 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    return _published(report, config.output_dir)
-
-
-def _published(report: Report, folder: str | None) -> Report:
-    if folder is not None:
-        write(report, folder)
-    log_report(report, folder)
     return report
 
 
