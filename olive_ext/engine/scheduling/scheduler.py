@@ -34,8 +34,8 @@ class Scheduler:
         self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
     ) -> None:
         """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
-        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step, `reports_non_finite` to
-        count requests whose output is not finite instead of raising an error."""
+        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step, `reports_non_finite`
+        to count such requests instead of raising an error."""
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
         self._is_packed = traits.batching is Batching.PACKED
@@ -129,8 +129,9 @@ class Scheduler:
         if not self.reports_non_finite:
             non_finite.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        scores = zip(step.targets, output.target_logprobs.tolist(), non_finite.targets_T.tolist(), strict=True)
-        targets = enumerate(scores)
+        targets = enumerate(
+            zip(step.targets, output.target_logprobs.tolist(), non_finite.targets_T.tolist(), strict=True)
+        )
         samples = zip(output.sample_logits_KV, non_finite.samples_K.tolist(), strict=True)
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
