@@ -125,14 +125,12 @@ class Scheduler:
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
-        non_finite = NonFinite.of(output)
+        wrong = NonFinite.of(output)
         if not self.reports_non_finite:
-            non_finite.refuse(present, output, self._counters.steps)
+            wrong.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        targets = enumerate(
-            zip(step.targets, output.target_logprobs.tolist(), non_finite.targets_T.tolist(), strict=True)
-        )
-        samples = zip(output.sample_logits_KV, non_finite.samples_K.tolist(), strict=True)
+        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
+        samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
