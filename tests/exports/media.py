@@ -93,16 +93,18 @@ RENAMED = {
 """Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
 
 
-def _export(family: str) -> Path:
+def _export(family: str, dtype: str, provider: str) -> Path:
     """mobius's export; where names of weights differ, of a copy of the model that has mobius's."""
     if family not in RENAMED:
-        return mobius_export(family)
+        return mobius_export(family, dtype, provider=provider)
     source = hf_model(family)
-    recipe = [source.name, RENAMED[family], RELEASE, "f32"]
-    return once(f"mobius-{family}-renamed", recipe, lambda folder: _export_renamed(family, source, folder))
+    recipe = [source.name, RENAMED[family], RELEASE, dtype, provider]
+    options = {"dtype": dtype, "static_cache": 0, "execution_provider": provider}
+    name = f"mobius-{family}-renamed-{dtype}-{provider}"
+    return once(name, recipe, lambda folder: _export_renamed(family, source, folder, options))
 
 
-def _export_renamed(family: str, source: Path, folder: Path) -> None:
+def _export_renamed(family: str, source: Path, folder: Path, options: dict[str, Any]) -> None:
     from safetensors.torch import load_file, save_file
 
     renamed = folder / "hf"
@@ -111,16 +113,15 @@ def _export_renamed(family: str, source: Path, folder: Path) -> None:
     for theirs, ours in RENAMED[family]:
         weights = {key.replace(theirs, ours, 1): value for key, value in weights.items()}
     save_file(weights, renamed / "model.safetensors", metadata={"format": "pt"})
-    options = {"dtype": "f32", "static_cache": 0, "execution_provider": "default"}
     run_python(["-m", "tests.exports.mobius", renamed, folder, json.dumps(options)], path=[packages(*RELEASE)])
     shutil.rmtree(renamed)
 
 
-def media_export(family: str) -> tuple[Path, Path]:
+def media_export(family: str, dtype: str = "f32", provider: str = "default") -> tuple[Path, Path]:
     """(the package, the Hugging Face folder of the same weights), both with tokenizer and image processor."""
-    sources = _export(family), hf_model(family)
+    sources = _export(family, dtype, provider), hf_model(family)
     recipe = [source.name for source in sources], source_of("media.py", "text.py")
-    folder = once(f"media-{family}", recipe, lambda folder: _make(family, sources, folder))
+    folder = once(f"media-{family}-{dtype}-{provider}", recipe, lambda folder: _make(family, sources, folder))
     return folder / "onnx", folder / "hf"
 
 

@@ -86,6 +86,7 @@ class MediaEncoder:
         """Counters, by modality."""
         name, counters = self.spec.modality.value, self.counters
         return {
+            f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
