@@ -32,7 +32,7 @@ def large_nodes(model: onnx.ModelProto, *, floats_only: bool = False) -> dict[st
     output. Nodes without a name are left out.
 
     An output is small where it is known to have at most `SMALL` elements, and where it has integers or truth values in
-    two axes at most, besides axes of few elements: token ids, masks and positions come from the host in every step. With
+    two axes at most, besides axes of few elements: token ids, masks and positions come from the host in each step. With
     `floats_only` integers and truth values are small whatever their shape: grids and patches of an encoder, which runs
     once for a picture.
     """

@@ -167,6 +167,8 @@ def open_parts(model: ResolvedModel) -> Parts:
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
         encoding = Encoding(takes_features, start, sound)
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
+    if media is not None and model.media is not None and model.media.encoders and model.warms_encoders:
+        opened.runner.warm_up(media.processor.dummies(opened.runner.traits.context_length))
     return Parts(model, opened, tokenizer, stop_ids, encoding, media)
 
 

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.capture import Capture
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
+from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
@@ -197,7 +198,12 @@ class _Opener:
         encoders = self.model.media.encoders if self.model.media is not None else ()
         there = self._of_encoders()
         place = device if there is self else there.model.device
-        opened = [MediaEncoder(found, place, partial(there.media, found), there.helper) for found in encoders]
+        shapes = partial(
+            EncoderShapes, is_bucketed=self.model.warms_encoders, is_strict=self.model.settings.engine.strict_shapes
+        )
+        opened = [
+            MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
+        ]
         return Embedding(self._from_memory(proto, file), read, device, opened)
 
     def _of_encoders(self) -> _Opener:
