@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Report, write
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
@@ -73,6 +73,16 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     return report
 
 
+def check_complete(report: Report, on_error: str) -> None:
+    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    if report.missing and on_error == "stop":
+        first = report.missing[0]
+        raise RunError(
+            f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
+            f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
+        )
+
+
 def _log_folder(config: EvaluationConfig) -> Path | None:
     if not config.sample_log_num:
         return None
@@ -121,6 +131,9 @@ def _report(
         hardware=describe_hardware(),
         engine={**counters, **seconds},
         config=config.model_dump(mode="json", exclude_unset=True),
+        missing=tuple(
+            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
+        ),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
 

@@ -24,7 +24,11 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
+from olive_ext.session.executor import RecordsElsewhere
 from olive_ext.session.session import Session
+from olive_ext.session.workers.opening import open_crew
+from olive_ext.session.workers.pool import WorkerPool
+from olive_ext.session.workers.served_model import OWN, REFERENCE
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
@@ -68,6 +72,8 @@ def open(
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
+    isolation: str = "none",
+    workers: int | Mapping[str, Any] | None = None,
     reference: str | Path | Mapping[str, Any] | Records | None = None,
     record_to: str | Path | Mapping[str, Any] | None = None,
 ) -> Session:
@@ -95,15 +101,17 @@ def open_model(
 ) -> Session:
     """A session on a resolved model; `reference` and `record_to` as in `open`."""
     _refuse_both(reference, record_to)
+    if reference is not None and not isinstance(reference, ResolvedModel | Records):
+        reference = resolve(model.settings.of_reference(reference))
+    if model.settings.workers is not None or model.settings.isolation == "process":
+        return _open_elsewhere(model, reference, record_to)
     if reference is None and record_to is None:
         return open_parts(model).session()
     if record_to is not None:
         return _open_recording(model, record_to)
     if isinstance(reference, Records):
         return _open_recorded(model, reference)
-    if not isinstance(reference, ResolvedModel):
-        assert reference is not None
-        reference = resolve(model.settings.of_reference(reference))
+    assert reference is not None
     return _open_resident(model, reference)
 
 
@@ -144,18 +152,42 @@ class Parts:
         )
 
 
+def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Session:
+    """A session on workers; the texts stay in this process."""
+    crew = open_crew(model, reference, record_to)
+    served = crew.served
+
+    def session(opened: ResolvedModel, which: str, **given: Any) -> Session:
+        tokenizer, stop_ids = _open_text(opened)
+        facts = {"model": opened.name, "tokenizer": tokenizer.where, "stop_ids": sorted(stop_ids)}
+        pool = WorkerPool(crew, which)
+        return Session(pool, tokenizer, stop_ids=stop_ids, facts=facts, encoding=served.encoding, model=opened, **given)
+
+    records = None if served.records is None else RecordsElsewhere(Path(served.records))
+    own = session(model, OWN, records=records)
+    if isinstance(reference, ResolvedModel):
+        own.reference = session(reference, REFERENCE, beside=own)
+    return own
+
+
 def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    files, settings = model.files, model.settings
-    tokenizer = load_tokenizer(
-        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
-    )
-    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    files = model.files
+    tokenizer, stop_ids = _open_text(model)
     opened = open_runner(model)
     kind = opened.runner.traits.source_kind
     start = read_start(files.directory, files.genai_config) if kind is not None else None
     encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
     return Parts(model, opened, tokenizer, stop_ids, encoding)
+
+
+def _open_text(model: ResolvedModel) -> tuple[Tokenizer, frozenset[int]]:
+    """Tokenizer and stop tokens."""
+    files, settings = model.files, model.settings
+    tokenizer = load_tokenizer(
+        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
+    )
+    return tokenizer, read_stop_ids(tokenizer, files.directory, files.genai_config)
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:

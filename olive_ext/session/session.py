@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -22,6 +22,7 @@ from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Batch, Turns
+from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
     GenerationOutput,
@@ -34,9 +35,6 @@ from olive_ext.text.requests import (
     Text,
 )
 from olive_ext.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from olive_ext.session.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class Session:
         stop_ids: Iterable[int] | None = None,
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
-        records: Records | None = None,
+        records: Records | RecordsElsewhere | None = None,
         model: ResolvedModel | None = None,
         beside: Session | None = None,
     ) -> None:
@@ -95,6 +93,11 @@ class Session:
     def max_length(self) -> int:
         """Most tokens the model sees at once: prompt and answer together, or what is fed to score."""
         return self._engine.context_length
+
+    @property
+    def executor(self) -> Executor:
+        """Whoever runs the requests: an engine in this process, or workers."""
+        return self._engine
 
     @property
     def counters(self) -> Any:
@@ -214,11 +217,11 @@ class Session:
                 logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
             batch = Batch(converted, on_result)
             if batch.requests:
-                with self._work():
+                is_kept = self.records is None or call == "generate"
+                with self._work(), batch.own_places():
                     if self.journal is None:
                         self._engine.run(batch.requests, batch.take)
                     else:
-                        is_kept = self.records is None or call == "generate"
                         run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
 

@@ -15,6 +15,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
+from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.workflow.current_run import with_reference
@@ -43,7 +44,9 @@ def measure(
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
         lm = open_baseline(handler, config, device) if not is_onnx and asked_tasks(config) else None
-        return evaluate(config, lm=lm, progress=sys.stderr.isatty())
+        report = evaluate(config.as_job(), lm=lm, progress=sys.stderr.isatty())
+        check_complete(report, config.on_error)
+        return report
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:

@@ -31,6 +31,7 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
     progress_bar,
 )
+from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
 from olive_ext.backends.package_versions import versions
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
@@ -64,6 +65,9 @@ class OrtLM(CompletePairs):
         super().__init__()
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
+        self.lost: list[LostRequest] = []
+        """Requests that no worker could answer; what lm-eval is given for them means nothing."""
+
         self._encoded: dict[str, list[int]] = {}
         given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._arguments = given
@@ -202,7 +206,8 @@ class OrtLM(CompletePairs):
         for index, (_, _, target) in enumerate(requests):
             if not target:
                 keep(index, CERTAIN)
-        self.session.loglikelihood(asked, on_result=take)
+        with noting(self.lost, lambda at: instances[scored[at] :][:1]):
+            self.session.loglikelihood(asked, on_result=take)
         return answers
 
     def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
@@ -215,15 +220,18 @@ class OrtLM(CompletePairs):
         prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
         asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
+        answers = [0.0] * len(requests)
         with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, output: RollingOutput) -> None:
+                answers[index] = output.logprob
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
                 self.observer(requests[index], asked[index], output)
                 advance(1)
 
-            outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
-        return [output.logprob for output in outputs]
+            with noting(self.lost, lambda at: [requests[at]]):
+                self.session.loglikelihood_rolling(asked, on_result=keep)
+        return answers
 
     @known_answers_first
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -242,7 +250,8 @@ class OrtLM(CompletePairs):
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
 
-            self.session.generate([item.request for item in wanted], on_result=keep)
+            with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
+                self.session.generate([item.request for item in wanted], on_result=keep)
         return answers
 
     def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
