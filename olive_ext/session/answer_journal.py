@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, source_key
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import LostRequestsError
@@ -31,6 +31,7 @@ _DECIDING = (
     "max_length",
     "num_slots",
     "chunk_size",
+    "deterministic",
     "scoring",
     "scoring_head",
     "kv_cache",
@@ -80,8 +81,8 @@ def run_in_chunks(
 
 
 def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
-    """A NaN or +inf is what a broken model said: it is asked again, and counted again."""
-    return isinstance(result, Result) and all(value < math.inf for value in result.logprobs)
+    """What a broken model said is asked again, and counted again."""
+    return isinstance(result, Result) and result.is_finite
 
 
 def deciding_facts(session: Session) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def deciding_facts(session: Session) -> dict[str, Any]:
 
 def answer_key(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
-    head = f"{request.num_targets} {source_key(request.source)} {_decided(request.generation)}\n".encode()
+    given = source_key(request.source) + media_key(request.media)
+    head = f"{request.num_targets} {given} {_decided(request.generation)}\n".encode()
     return hashlib.blake2b(head + np.array(request.tokens, "<i8").tobytes(), digest_size=16).digest()
 
 

@@ -19,18 +19,21 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
-from olive_ext.engine.runners.runner import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner, Traits
 from olive_ext.errors import ConfigError
+from olive_ext.media import MediaProcessor
+from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
-from olive_ext.session.executor import RecordsElsewhere
+from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
@@ -67,6 +70,8 @@ def open(
     allow_cpu_fallback: bool = False,
     max_length: int | None = None,
     batch_size: int | str = "auto",
+    non_finite: str = "error",
+    deterministic: bool | str = "auto",
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
     add_bos_token: bool | None = None,
@@ -106,7 +111,7 @@ def open_model(
     if model.settings.workers is not None or model.settings.isolation == "process":
         return _open_elsewhere(model, reference, record_to)
     if reference is None and record_to is None:
-        return open_parts(model).session()
+        return open_parts(model).with_engine()
     if record_to is not None:
         return _open_recording(model, record_to)
     if isinstance(reference, Records):
@@ -121,14 +126,14 @@ def _refuse_both(reference: object, record_to: object) -> None:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """An open model, not yet a session."""
+class TextParts:
+    """What a session has of a model besides its weights: how texts become tokens, and what else a request may hold."""
 
     model: ResolvedModel
-    opened: OpenedRunner
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     encoding: Encoding | None
+    media: MediaText | None
 
     @property
     def name(self) -> str:
@@ -136,20 +141,38 @@ class Parts:
         return self.model.settings.model
 
     def session(
-        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+        self,
+        executor: Executor,
+        *,
+        records: Records | RecordsElsewhere | None = None,
+        beside: Session | None = None,
     ) -> Session:
-        """A session over these parts; `tap` notes what is scored."""
+        """A session whose requests `executor` runs."""
         facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
         return Session(
-            engine_on(self.opened, self.model, tap),
+            executor,
             self.tokenizer,
             stop_ids=self.stop_ids,
             facts=facts,
             encoding=self.encoding,
             records=records,
             model=self.model,
+            media=self.media,
             beside=beside,
         )
+
+
+@dataclass(frozen=True)
+class Parts(TextParts):
+    """An open model, not yet a session."""
+
+    opened: OpenedRunner
+
+    def with_engine(
+        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+    ) -> Session:
+        """A session with an engine in this process; `tap` notes what is scored."""
+        return self.session(engine_on(self.opened, self.model, tap), records=records, beside=beside)
 
 
 def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Session:
@@ -158,10 +181,8 @@ def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | N
     served = crew.served
 
     def session(opened: ResolvedModel, which: str, **given: Any) -> Session:
-        tokenizer, stop_ids = _open_text(opened)
-        facts = {"model": opened.name, "tokenizer": tokenizer.where, "stop_ids": sorted(stop_ids)}
-        pool = WorkerPool(crew, which)
-        return Session(pool, tokenizer, stop_ids=stop_ids, facts=facts, encoding=served.encoding, model=opened, **given)
+        text = _text_parts(opened, _open_tokenizer(opened), served.models[which].traits)
+        return text.session(WorkerPool(crew, which), **given)
 
     records = None if served.records is None else RecordsElsewhere(Path(served.records))
     own = session(model, OWN, records=records)
@@ -172,22 +193,30 @@ def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | N
 
 def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    files = model.files
-    tokenizer, stop_ids = _open_text(model)
+    tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
-    kind = opened.runner.traits.source_kind
-    start = read_start(files.directory, files.genai_config) if kind is not None else None
-    encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
-    return Parts(model, opened, tokenizer, stop_ids, encoding)
+    return Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
 
 
-def _open_text(model: ResolvedModel) -> tuple[Tokenizer, frozenset[int]]:
-    """Tokenizer and stop tokens."""
-    files, settings = model.files, model.settings
-    tokenizer = load_tokenizer(
-        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
+def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
+    settings = model.settings
+    return load_tokenizer(
+        model.files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
     )
-    return tokenizer, read_stop_ids(tokenizer, files.directory, files.genai_config)
+
+
+def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
+    """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
+    files = model.files
+    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    kind, source = traits.source_kind, traits.source
+    encoding = None
+    if kind is not None:
+        start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
+        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        encoding = Encoding(takes_features, start, sound)
+    media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
+    return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
@@ -200,8 +229,8 @@ def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Sess
         refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
         tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner))
         on_failure.pop_all()
-    session = own.session(tap)
-    session.reference = reference.session(beside=session)
+    session = own.with_engine(tap)
+    session.reference = reference.with_engine(beside=session)
     return session
 
 
@@ -215,7 +244,7 @@ def _open_recording(model: ResolvedModel, record_to: str | Path | Mapping[str, A
         form = Form.choose(vocab_size_of(own.opened.runner), wanted.top, wanted.drawn, wanted.seed)
         records = Records.write(wanted.folder, form, facts_of(own))
         on_failure.pop_all()
-    return own.session(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
+    return own.with_engine(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
 
 
 def _open_recorded(model: ResolvedModel, records: Records) -> Session:
@@ -226,7 +255,7 @@ def _open_recorded(model: ResolvedModel, records: Records) -> Session:
         refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
         refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.opened.runner))
         on_failure.pop_all()
-    return own.session(ReadingTap(records, Divergence.at(own.opened.runner)))
+    return own.with_engine(ReadingTap(records, Divergence.at(own.opened.runner)))
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
@@ -234,7 +263,9 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     execution = parts.opened.runner.describe()
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
-    return {"model": digest, "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
+    is_deterministic = parts.model.settings.deterministic is True
+    tokenizer = tokenizer_traits(parts.tokenizer)
+    return {"model": digest, "tokenizer": tokenizer, "deterministic": is_deterministic, **deciding}
 
 
 def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:

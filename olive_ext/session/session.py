@@ -16,14 +16,15 @@ from typing import Any, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
-from olive_ext.session.calls import Batch, Turns
+from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
-ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
+ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
 
 
@@ -50,8 +51,8 @@ class Session:
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
     With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. `beside` is the session that owns the model of this one, as for the session of a resident reference:
-    the two take turns, and closing `beside` closes both.
+    engine writes. With `media` requests may give pictures. `beside` is the session that owns the model of this one, as
+    for the session of a resident reference: the two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -65,11 +66,13 @@ class Session:
         encoding: Encoding | None = None,
         records: Records | RecordsElsewhere | None = None,
         model: ResolvedModel | None = None,
+        media: MediaText | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.media = media
         self.model = model
         """The opened model, resolved; None for a session around an engine that a caller made."""
 
@@ -81,7 +84,7 @@ class Session:
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
-        self._engine = engine
+        self.executor: Executor = engine  # an engine in this process, or workers
         self._facts = dict(facts or {})
         self._beside = beside
         self._turns: Turns = beside._turns if beside is not None else Turns()
@@ -92,28 +95,27 @@ class Session:
     @property
     def max_length(self) -> int:
         """Most tokens the model sees at once: prompt and answer together, or what is fed to score."""
-        return self._engine.context_length
-
-    @property
-    def executor(self) -> Executor:
-        """Whoever runs the requests: an engine in this process, or workers."""
-        return self._engine
+        return self.executor.context_length
 
     @property
     def counters(self) -> Any:
         """The engine's counters since the session was opened, a dataclass."""
         self._turns.check_open()
-        return self._engine.counters
+        return self.executor.counters
 
     def generate(
-        self, requests: Sequence[ToGenerate], on_result: Callable[[int, GenerationOutput], None] | None = None
+        self,
+        requests: Sequence[ToGenerate],
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[GenerationOutput]:
         """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order.
+        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, self._convert_generation, on_result)
+        return self._run("generate", requests, self._convert_generation, on_result, names)
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -127,13 +129,17 @@ class Session:
         return self._generate_continuous(items)
 
     def loglikelihood(
-        self, requests: Sequence[ToScore], on_result: Callable[[int, ScoringOutput], None] | None = None
+        self,
+        requests: Sequence[ToScore],
+        on_result: Callable[[int, ScoringOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, self._convert_scoring, on_result)
+        return self._run("loglikelihood", requests, self._convert_scoring, on_result, names)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -163,13 +169,13 @@ class Session:
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
         with self._turns.turn("gc"), self._work():
-            self._engine.reset()
+            self.executor.reset()
 
     def release_memory(self) -> None:
         """`gc`, and frees the memory that has grown with use: KV caches, captured steps, what the encoder returned, the
         allocators' spare regions. The weights stay; the next call allocates the rest anew."""
         with self._turns.turn("release_memory"), self._work():
-            self._engine.release_memory()
+            self.executor.release_memory()
 
     def close(self) -> None:
         """Releases the model; waits for the engine's present call. A second call does nothing, and neither does a call
@@ -179,7 +185,7 @@ class Session:
                 self._drop_results()
                 if self.reference is not None:
                     self.reference._drop_results()
-                self._engine.close()
+                self.executor.close()
                 for kept in (self.records, self.journal, self.reference and self.reference.journal):
                     if kept is not None:
                         kept.close()
@@ -187,8 +193,8 @@ class Session:
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
-        facts = self._engine.describe()
-        counters = {**dataclasses.asdict(self._engine.counters), **facts.get("counters", {})}
+        facts = self.executor.describe()
+        counters = {**dataclasses.asdict(self.executor.counters), **facts.get("counters", {})}
         journal = {"journal": self.journal.describe()} if self.journal is not None else {}
         return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 
@@ -204,25 +210,24 @@ class Session:
         requests: Sequence[Asked],
         convert: Callable[[Asked], Converted[Output]],
         on_result: Callable[[int, Output], None] | None,
+        names: Sequence[str] = (),
     ) -> list[Output]:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
         with self._turns.turn(call):
             converted = []
             for index, request in enumerate(requests):
-                with _naming(f"request {index}"):
+                with naming(f"request {index}"):
                     converted.append(convert(request))
-            num_truncated = sum(item.is_truncated for item in converted)
-            if num_truncated:
-                logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
+            warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
             batch = Batch(converted, on_result)
             if batch.requests:
                 is_kept = self.records is None or call == "generate"
                 with self._work(), batch.own_places():
                     if self.journal is None:
-                        self._engine.run(batch.requests, batch.take)
+                        self.executor.run(batch.requests, batch.take)
                     else:
-                        run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
+                        run_in_chunks(self.executor, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
@@ -236,17 +241,19 @@ class Session:
                     yield None
                     continue
                 key, request = item
-                with _naming(f"request {key!r}"):
+                with naming(f"request {key!r}"):
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
+                if len(converted.requests) > 1:
+                    raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
                 in_flight[number] = (key, converted)
                 yield number, converted.requests[0]
 
         with self._turns.turn("generate_continuous"):
             try:
                 with self._work():
-                    self._results = self._engine.run_continuous(feed())
+                    self._results = self.executor.run_continuous(feed())
                 while (answer := self._next_result()) is not None:
                     number, result = answer
                     key, converted = in_flight.pop(number)
@@ -274,26 +281,17 @@ class Session:
 
     def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
         request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding, self.media)
 
     def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, ScoringRequest):
             if not isinstance(asked, (tuple, list)) or len(asked) != 2:
                 raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
             asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding)
+        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding, self.media)
 
     def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
         if self.encoding is not None:
             raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
         request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
         return convert_rolling(self.tokenizer, request, self.max_length)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Says which request a user's error is about."""
-    try:
-        yield
-    except OliveExtError as error:
-        raise type(error)(f"{what}: {error}") from error

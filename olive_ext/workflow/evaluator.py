@@ -4,7 +4,6 @@ which the pass takes too. Knows no recipe."""
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +43,7 @@ def measure(
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
         lm = open_baseline(handler, config, device) if not is_onnx and asked_tasks(config) else None
-        report = evaluate(config.as_job(), lm=lm, progress=sys.stderr.isatty())
+        report = evaluate(config.as_job(), lm=lm, progress=True)
         check_complete(report, config.on_error)
         return report
 

@@ -55,6 +55,24 @@ class OrtLMArguments(OpenSettings):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the chat template."""
 
+    max_images: PositiveInt = 999
+    """Pictures of a request that the model is given at most; those behind them are left out."""
+
+    image_width: PositiveInt | None = None
+    """Width in pixels that pictures are resized to, in proportion; with `image_height` they fit into both."""
+
+    image_height: PositiveInt | None = None
+    """Height in pixels that pictures are resized to, in proportion."""
+
+    image_max_side: PositiveInt | None = None
+    """Pixels that the longer side of pictures is resized to."""
+
+    image_string: str | None = None
+    """What stands for a picture in prompts without a chat template. None takes the model's own marker."""
+
+    interleave: bool = True
+    """Whether the parts of a chat message stand where the task's text has "<image>", or all in front of it."""
+
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sampled generation. Every repeat of a request draws from its own stream."""
 
@@ -86,6 +104,11 @@ class OrtLMArguments(OpenSettings):
     def opening(self) -> dict[str, Any]:
         """The settings of opening the model that were given."""
         return {name: getattr(self, name) for name in sorted(self.model_fields_set & _OPENING)}
+
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that were given."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**self.chat_template_args, **thinking}
 
     def asking(self) -> dict[str, Any]:
         """The arguments that were given and do not open a model."""

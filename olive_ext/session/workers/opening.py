@@ -43,7 +43,14 @@ def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
     engine = model.settings.engine
     if share > 1 and engine.num_threads == "auto":
         engine = engine.model_copy(update={"num_threads": max(1, _num_processors() // share)})
-    given = {"isolation": "none", "workers": None, "tokenizer": model.files.tokenizer, "engine": engine}
+    is_fixed = model.settings.deterministic is not False
+    given = {
+        "deterministic": is_fixed,
+        "isolation": "none",
+        "workers": None,
+        "tokenizer": model.files.tokenizer,
+        "engine": engine,
+    }
     settings: ModelSettings = model.settings.model_copy(update=given)
     return settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext import errors
 from olive_ext.config import ModelSettings
+from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
@@ -49,6 +51,7 @@ class ModelFacts:
 
     context_length: int
     num_slots: int
+    traits: Traits
     execution: Mapping[str, Any]
     """`Engine.describe`."""
 
@@ -58,7 +61,6 @@ class Served:
     """Facts of a worker's models once they are open."""
 
     models: Mapping[str, ModelFacts]
-    encoding: Any
     records: str | None
     """Folder of the records that it writes."""
 
@@ -91,7 +93,7 @@ class ServedModel:
         """What the parent is told once the model is open."""
         models = {name: _facts(session) for name, session in self._sessions.items() if session is not None}
         records = self._session.records
-        return Served(models, self._session.encoding, None if records is None else str(records.folder))
+        return Served(models, None if records is None else str(records.folder))
 
     @property
     def num_steps(self) -> int:
@@ -150,5 +152,6 @@ def _with_stops(request: Request, session: Session) -> Request:
 
 
 def _facts(session: Session) -> ModelFacts:
-    executor = session.executor
-    return ModelFacts(executor.context_length, executor.num_slots, executor.describe())
+    engine = session.executor
+    assert isinstance(engine, Engine)
+    return ModelFacts(engine.context_length, engine.num_slots, engine.runner.traits, engine.describe())

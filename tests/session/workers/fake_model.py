@@ -11,6 +11,7 @@ from typing import Any
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.step import Batching
 from olive_ext.errors import TaskError
 from olive_ext.session.workers.process_worker import serve
@@ -19,7 +20,7 @@ from tests.engine.fake_runner import FakeRunner
 
 CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104
 CHILD = "from tests.session.workers.fake_model import serve_fake; serve_fake()"
-SERVED = Served({OWN: ModelFacts(512, 2, {})}, None, None)
+SERVED = Served({OWN: ModelFacts(512, 2, Traits(512), {})}, None)
 
 
 class FakeServed:
