@@ -155,8 +155,8 @@ class Session:
 
         The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
         model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
-        chunks, so that an interrupted session that is resumed gives the same bits as one that was not. Raises
-        `RecordsError`.
+        chunks, so that a session opened with `deterministic` gives the same bits however often it was interrupted.
+        Raises `RecordsError`.
         """
         journal, self.journal = self.journal, None
         if journal is not None:

@@ -110,7 +110,7 @@ def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: 
     prompts = [GenerationRequest(context, 8, stop="e", temperature=0.5, seed=3) for context, _ in pairs]
     found = []
     for isolation in ("none", "process"):
-        with olive_ext.open(path, engine={"num_threads": 1}, isolation=isolation) as session:
+        with olive_ext.open(path, engine={"num_threads": 1}, isolation=isolation, deterministic=True) as session:
             session.keep_answers(tmp_path / isolation)
             found.append((session.loglikelihood(pairs), session.generate(prompts)))
             assert [key for key, _ in session.generate_continuous([("a", prompts[0])])] == ["a"]

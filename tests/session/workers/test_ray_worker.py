@@ -36,7 +36,7 @@ PROMPTS = [GenerationRequest(context, 8, stop="e", temperature=0.5, seed=3) for 
 
 
 def open_tiny(**given: Any) -> Session:
-    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1, "num_slots": 4}, **given)
+    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1, "num_slots": 4}, deterministic=True, **given)
 
 
 def answers(session: Session) -> tuple[list[Any], list[Any]]:
