@@ -40,24 +40,18 @@ class PortableRecipe:
         name = next((name for name, known in self.inputs.items() if known == whole), None)
         if name is None:
             stem = re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input"
-            name = next(name for name in _numbered(stem) if name not in self.inputs)
+            names = (stem, *(f"{stem}_{number}" for number in range(2, len(self.inputs) + 2)))
+            name = next(name for name in names if name not in self.inputs)
             self.inputs[name] = whole
         return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
-
-
-def _numbered(stem: str) -> Any:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}_{number}"
-        number += 1
 
 
 def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
     """The recipe with paths of inputs and outputs; `num_nodes` above 1 gives our evaluators a worker on each."""
     made = PortableRecipe({})
     made.recipe.update(_moved(made, "", dict(recipe)))
-    (made.recipe.get("engine") if "output_dir" in made.recipe.get("engine", {}) else made.recipe).update(_WRITTEN)
+    engine = made.recipe.get("engine", {})
+    (engine if "output_dir" in engine else made.recipe).update(_WRITTEN)
     for block in blocks(made.recipe):
         if block.is_ours:
             keys: Any = block.keys.get("config" if block.is_pass else "type_args") or block.keys
