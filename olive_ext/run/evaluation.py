@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.run.clock import Clock
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import log_report
@@ -34,29 +34,27 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     """
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
+    clock = Clock()
     log_folder = _log_folder(config)
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
-    tasks = load_tasks(names, config.include_path, seeds) if names else None
-    models = Models(config, progress)
+    with clock.phase("tasks"):
+        tasks = load_tasks(names, config.include_path, seeds) if names else None
+    models = Models(config, progress, clock)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
     with PeakMemory() as memory:
-        begin = time.monotonic()
         opened = None
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
         try:
-            loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds)
-            seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
-            report = _report(models, model, results, seconds, memory.bytes)
-            if comparer is not None and model is not None:
-                comparison = comparer.finish(model, results)
-                metrics = (*report.metrics, *comparison_metrics(comparison))
-                report = replace(report, metrics=metrics, comparison=comparison)
+            with clock.phase("candidate"):
+                results = _run(models, model, tasks, seeds)
+            peak_memory = memory.bytes
+            comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
+            report = _report(models, model, results, peak_memory, comparison)
         finally:
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
@@ -100,7 +98,7 @@ def _answers_key(lm: LM) -> str:
 
 
 def _report(
-    models: Models, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
+    models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
     from olive_ext.backends.package_versions import versions
 
@@ -114,24 +112,27 @@ def _report(
         size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
-        seconds=seconds["seconds"] - seconds["seconds_load"],
+        seconds=models.clock.spent("candidate"),
     )
+    compared = () if comparison is None else comparison_metrics(comparison)
     return Report(
-        metrics=(*read_metrics(results), *costs),
+        metrics=(*read_metrics(results), *costs, *compared),
         results={name: value for name, value in results.items() if name != "samples"},
         model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions(),
         hardware=describe_hardware(),
-        engine={**counters, **seconds},
+        engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        comparison=comparison,
     )
 
 
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
-    kind = models.own.kind if lm is None else getattr(lm, "kind", "hf")
-    identity = {"path": models.config.model.path, "kind": kind}
+    path = models.config.model.path
+    kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
+    identity = {"path": path, "kind": kind, **models.export_note(path)}
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

@@ -3,6 +3,7 @@
     recorded   the reference alone, its distributions to disk    then the model, compared with what is there
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
+    recording  the model, which is the reference itself          its distributions to disk, for models to come
 
 Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
 before a model is opened. Knows no session's inside.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
-Mode = Literal["recorded", "resident", "answers"]
+Mode = Literal["recorded", "resident", "answers", "recording"]
 
 MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
@@ -66,10 +67,11 @@ class Comparer:
 
     def prepare(self) -> None:
         """Runs the reference where it is run alone."""
-        if self._mode == "resident":
+        if self._mode in ("resident", "recording"):
             return
         observer = Observer() if self._mode == "recorded" else None
-        with closing(self._models.reference(observer)) as lm:
+        clock = self._models.clock
+        with clock.phase("reference"), closing(self._models.reference(observer)) as lm:
             self._reference = self._run_reference(lm, observer)
             if observer is not None:
                 score_generated(lm, observer.generated)
@@ -81,17 +83,36 @@ class Comparer:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
             return self._models.candidate()
+        if self._mode == "recording":
+            self._observer = Observer()
+            return self._models.reference(self._observer)
         self._observer = Observer(ReferenceScores() if self._mode == "resident" else None)
         lm: Any = self._models.candidate(self._observer)
         self._observer.classify_tokens(lm.session.tokenizer)
         return lm
 
-    def finish(self, lm: LM, results: Mapping[str, Any]) -> Comparison:
-        """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples."""
-        reference = self._reference = self._reference or self._run_resident(lm)
-        observer = self._observer
-        if observer is not None:
-            score_generated(lm, reference.generated, observer)
+    def finish(self, lm: Any, results: Mapping[str, Any]) -> Comparison | None:
+        """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples; None where the
+        model is the reference itself."""
+        clock, observer = self._models.clock, self._observer
+        if self._mode == "resident":  # it ran under the candidate's steps
+            inside = lm.session.describe_execution().get("reference", {}).get("seconds", 0.0)
+            clock.move(inside, "candidate", "reference")
+        with clock.phase("reference"):
+            if self._mode == "recording":
+                assert observer is not None
+                score_generated(lm, observer.generated)
+                return None
+            reference = self._reference = self._reference or self._run_resident(lm)
+        with clock.phase("candidate" if self._mode == "recorded" else "reference"):
+            if observer is not None:
+                score_generated(lm, reference.generated, observer)
+        with clock.phase("statistics"):
+            return self._compared(lm, results, reference, observer)
+
+    def _compared(
+        self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun, observer: Observer | None
+    ) -> Comparison:
         own = read_answers(results["samples"], self._tasks.tasks)
         matters = self._models.config.matters
         outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks, matters)
@@ -107,7 +128,8 @@ class Comparer:
     def fields(self) -> Fields:
         """What is added to the sample logs, after `finish`."""
         answers = self._reference.answers if self._reference is not None else []
-        by_document = self._observer.by_document if self._observer is not None else None
+        is_compared = self._observer is not None and self._mode != "recording"
+        by_document = self._observer.by_document if self._observer is not None and is_compared else None
         return sample_fields(self._tasks.tasks, answers, by_document)
 
     def _run_resident(self, lm: LM) -> ReferenceRun:
@@ -131,12 +153,14 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": self._models.other.kind, **execution, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
+        facts |= self._models.export_note(reference.path)
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
 
 
 def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
-    """The comparer with the reference of `models`; None without one, or where it is the evaluated lm-eval model itself.
+    """The comparer with the reference of `models`; None without one, or where it is the evaluated model itself and
+    nothing is to be recorded.
 
     `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
@@ -144,13 +168,15 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
     if reference is None:
         return None
     _check(config, reference)
-    if lm is not None or models.own.kind == "hf":
-        own, other = Path(config.model.path), Path(reference.path)
-        if own == other or (own.exists() and other.exists() and own.samefile(other)):
+    own, other = Path(config.model.path), Path(reference.path)
+    is_same = own == other or (own.exists() and other.exists() and own.samefile(other))
+    is_foreign = lm is not None or models.is_lm_evals
+    if is_same and (is_foreign or models.given.kind == "hf"):
+        if is_foreign or reference.mode != "recorded":
             return None
-        mode: Mode = "answers"
+        mode: Mode = "recording"
     else:
-        mode = mode_of(models, reference)
+        mode = "answers" if is_foreign else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds)
 
 
