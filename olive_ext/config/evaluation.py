@@ -142,8 +142,13 @@ class EvaluationSettings(ExecutionSettings):
     """Folder of those logs; by default `output_dir`."""
 
     use_cache: str | None = None
-    """Path stem of a database that keeps every answer, so that an interrupted run resumes. Keyed to the model's
-    content."""
+    """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
+    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
+    is given."""
+
+    resume: bool | None = None
+    """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
+    except where `tokens_per_second` or `peak_memory` is measured."""
 
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
@@ -164,6 +169,13 @@ class EvaluationConfig(EvaluationSettings):
 
     model: ModelConfig
     """The model to evaluate."""
+
+    @property
+    def journal(self) -> str | None:
+        """Path stem of the journal; None where no place for it is given."""
+        if self.use_cache is None and self.output_dir is not None:
+            return str(Path(self.output_dir, "journal", "answers"))
+        return self.use_cache
 
     def opening(self) -> ModelSettings:
         """The settings of opening the evaluated model. Where `model.kind` is "auto", `model_class` decides the kind:

@@ -47,7 +47,9 @@ class Generation:
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
-    is_finished: Callable[[Sequence[int]], bool] | None = None
+    is_finished: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
+    stops: tuple[str, ...] = ()
+    """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
 
 
 @dataclass(frozen=True)

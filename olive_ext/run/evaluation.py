@@ -23,14 +23,15 @@ from olive_ext.run.sample_logs import sample_fields, write_samples
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.records.journal import Journal
 
 
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
     `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
-    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
-    nothing is written unless all is done.
+    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened. Answers
+    are journaled as they come; everything else is written when all is done.
     """
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
@@ -49,13 +50,16 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
+        journal = models.keep_answers(model) if model is not None else None
         try:
             with clock.phase("candidate"):
-                results = _run(models, model, tasks, seeds)
+                results = _run(models, model, tasks, seeds, journal)
             peak_memory = memory.bytes
             comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
             report = _report(models, model, results, peak_memory, comparison)
         finally:
+            if lm is not None and hasattr(lm, "session"):
+                lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
     if log_folder is not None and tasks is not None:
@@ -76,25 +80,17 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     return Path(folder)
 
 
-def _run(models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds) -> dict[str, Any]:
+def _run(
+    models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, journal: Journal | None
+) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
     config, has_reference = models.config, models.config.reference is not None
-    stem = f"{config.use_cache}_{_answers_key(lm)}" if config.use_cache else None
     return run_tasks(
-        lm, tasks, config, seeds=seeds, cache_stem=stem, progress=models.progress, log_samples=has_reference
+        lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=has_reference
     )
-
-
-def _answers_key(lm: LM) -> str:
-    """The key of the database of answers: a digest of the model's content and of the settings that matter."""
-    if hasattr(lm, "answers_key"):
-        return str(lm.answers_key())
-    from olive_ext.backends.hf import answers_key
-
-    return answers_key(lm)
 
 
 def _report(

@@ -139,7 +139,7 @@ def _largest_difference(model: ResolvedModel, folder: Path) -> float:
     longest = min(LONGEST, plain.context_length)
     lengths = np.linspace(2, longest, NUM_REQUESTS).astype(int).tolist()
     texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in lengths]
-    with open_model(_of(model, folder)) as session:
+    with open_model(_of(model, folder).patched({"max_length": None})) as session:
         outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
     differences = [
         np.abs(plain.logprobs(text) - output.token_logprobs) for text, output in zip(texts, outputs, strict=True)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
@@ -18,6 +19,8 @@ from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
+from olive_ext.records.journal import Journal, facts_key
+from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Batch, Turns
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.requests import (
@@ -33,7 +36,7 @@ from olive_ext.text.requests import (
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from olive_ext.engine.engine import Engine
+    from olive_ext.session.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class Session:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Executor,
         tokenizer: Tokenizer,
         *,
         stop_ids: Iterable[int] | None = None,
@@ -74,6 +77,9 @@ class Session:
 
         self.reference: Session | None = None
         """The resident reference, as a session of its own: it scores and generates alone."""
+
+        self.journal: Journal | None = None
+        """Where answers are kept; see `keep_answers`."""
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
@@ -132,6 +138,25 @@ class Session:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
         return self._run("loglikelihood_rolling", requests, self._convert_rolling, on_result)
 
+    def keep_answers(
+        self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """From now on every answer is kept in a journal, and one that is in it is not computed again. With None for
+        `stem` this ends. Scores of a session that writes `records` are kept in those.
+
+        The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
+        model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
+        chunks, so that an interrupted session that is resumed gives the same bits as one that was not. Raises
+        `RecordsError`.
+        """
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            journal.close()
+        if stem is None:
+            return
+        deciding = {**deciding_facts(self), **(facts or {})}
+        self.journal = Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
+
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
         with self._turns.turn("gc"), self._work():
@@ -152,15 +177,17 @@ class Session:
                 if self.reference is not None:
                     self.reference._drop_results()
                 self._engine.close()
-                if self.records is not None:
-                    self.records.close()
+                for kept in (self.records, self.journal, self.reference and self.reference.journal):
+                    if kept is not None:
+                        kept.close()
 
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
         facts = self._engine.describe()
         counters = {**dataclasses.asdict(self._engine.counters), **facts.get("counters", {})}
-        return {**self._facts, "max_length": self.max_length, **facts, "counters": counters}
+        journal = {"journal": self.journal.describe()} if self.journal is not None else {}
+        return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +215,11 @@ class Session:
             batch = Batch(converted, on_result)
             if batch.requests:
                 with self._work():
-                    self._engine.run(batch.requests, batch.take)
+                    if self.journal is None:
+                        self._engine.run(batch.requests, batch.take)
+                    else:
+                        is_kept = self.records is None or call == "generate"
+                        run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(

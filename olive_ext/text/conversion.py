@@ -127,6 +127,7 @@ def convert_generation(
         stop_ids=stop_ids,
         sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
         is_finished=checker if request.stop else None,
+        stops=tuple(request.stop),
     )
 
     def output(results: Sequence[Result]) -> GenerationOutput:

@@ -142,6 +142,9 @@ class TwoModels:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
 
+    def keep_answers(self, lm: Any) -> None:
+        """Keeps none."""
+
     def resident(self, candidate: Any, observer: Observer) -> Any:
         self.opened.append("resident")
         return OrtLM(session=NetSession(model()), observer=observer)

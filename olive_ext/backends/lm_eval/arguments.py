@@ -20,8 +20,6 @@ _OPENING = frozenset(OpenSettings.model_fields) - _TEXT
 _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
 """Settings that lm-eval hands over with any model: they count for nothing on a session that is open."""
 
-_DECIDING = {"max_gen_toks", "add_bos_token", "prefix_token_id", "hflm_rolling_bos", "think_end_token", "seed"}
-
 
 def _number(value: Any) -> Any:
     """lm-eval hands numbers over as they stand on its command line: "8"."""
@@ -93,7 +91,3 @@ class OrtLMArguments(OpenSettings):
         """The arguments that were given and do not open a model."""
         names = self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"}
         return {name: getattr(self, name) for name in sorted(names)}
-
-    def deciding(self) -> dict[str, Any]:
-        """The arguments that decide what a request's answer is, JSON-ready."""
-        return self.model_dump(mode="json", include=_DECIDING)

@@ -6,7 +6,6 @@ Knows no engine and no provider.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
     progress_bar,
 )
-from olive_ext.backends.package_versions import RUNTIMES, versions
+from olive_ext.backends.package_versions import versions
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -279,20 +278,6 @@ class OrtLM(CompletePairs):
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
-
-    def answers_key(self) -> str:
-        """Digest (16 hex digits) of all that decides an answer besides the request: the model's content (its path where
-        that is unknown), how it runs, and arguments. The key of caches of answers."""
-        execution = self.session.describe_execution()
-        facts = {
-            "model": self.content_hash or execution.get("model"),
-            "adapters": sorted(execution.get("adapters", {}).values()),
-            "providers": execution.get("providers"),
-            "max_length": self.max_length,
-            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
-            **self._arguments.deciding(),
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)

@@ -5,6 +5,7 @@ Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ class WritingTap(Tap):
     def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
-        self._rng = np.random.default_rng([records.form.seed, records.num_records])
+        self._rng = np.random.default_rng(records.form.seed)
         self._keys: dict[int, bytes] = {}
 
     @property
@@ -38,6 +39,8 @@ class WritingTap(Tap):
 
     def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
         self._keys = {place: key_of(request) for place, request in items}
+        content = zlib.crc32(b"".join(sorted(self._keys.values())))
+        self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
         return [(place, self._known(place) or request) for place, request in items]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
