@@ -14,6 +14,7 @@ from typing import Any
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
+from olive_ext.engine.scheduling.media_ids import MediaIds
 from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
@@ -36,6 +37,7 @@ class StepLoop:
         self._steps = ScoringSteps(self._chunk_size, form, self.traits)
         self._limit = UNLIMITED
         self._cells = 0
+        self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
         self._begun: Future[StepOutput] | None = None
@@ -77,6 +79,9 @@ class StepLoop:
                 )
             self._runner.check_source(request.source)
             self._tap.check_source(request.source)
+            self._runner.check_media(request.media)
+            self._tap.check_media(request.media)
+        items = [(key, self._media_ids.put(request)) for key, request in items]
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache
@@ -132,6 +137,7 @@ class StepLoop:
         self._begun = None
         self._cells = 0
         self._scheduler = self._new_scheduler()
+        self._media_ids = MediaIds()
         self._tap.forget()
         self.settle()
 

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any, TypeGuard
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Number, Outcome
+from olive_ext.report.numbers import count
 
 NAMES = (
     *("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"),
@@ -16,6 +17,10 @@ NAMES = (
     *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
 )
 """Names of the metrics that `comparison_metrics` makes."""
+
+
+_OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
+"""Those that are not weighted where documents were drawn."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,19 @@ class Metric:
     higher_is_better: bool = True
     n: int | None = None
     """Documents scored; None where the number does not come from documents."""
+
+    num_population: int | None = None
+    """All documents, where `n` were drawn from them; None where all were scored."""
+
+    is_estimate: bool = True
+    """Whether the value of drawn documents is weighted so that it is one for all documents, or is of them alone."""
+
+    @property
+    def documents(self) -> str:
+        """The number of documents for people; empty where there is none."""
+        if self.n is None or self.num_population is None:
+            return "" if self.n is None else count(self.n)
+        return f"{count(self.n)} of {count(self.num_population)}{'' if self.is_estimate else ', unweighted'}"
 
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
@@ -105,7 +123,8 @@ def _of_divergence(found: Divergence) -> Iterator[Metric]:
         "perplexity_ratio": (found.perplexity_ratio, found.perplexity_ratio_stderr),
     }
     for name, (value, stderr) in values.items():
-        yield Metric(found.task, name, "none", value, stderr, name == "top1_agreement", found.num_documents)
+        is_better, n = name == "top1_agreement", found.num_documents
+        yield Metric(found.task, name, "none", value, stderr, is_better, n, found.num_population, name not in _OF_DRAWN)
 
 
 def _of_outcome(found: Outcome) -> Iterator[Metric]:
@@ -121,7 +140,8 @@ def _of_outcome(found: Outcome) -> Iterator[Metric]:
     }
     for name, value in values.items():
         is_better = name != "flips_right_to_wrong"
-        yield Metric(found.task, name, "none", float(value), None, is_better, found.num_documents)
+        is_estimate, n = name.startswith("accuracy"), found.num_documents
+        yield Metric(found.task, name, "none", float(value), None, is_better, n, found.num_population, is_estimate)
 
 
 def matching(

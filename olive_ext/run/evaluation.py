@@ -7,17 +7,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
-from olive_ext.report import Report, write
+from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
-from olive_ext.run.clock import Clock
+from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.mlflow_log import log_report
+from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
-from olive_ext.run.reference.comparison_run import comparer_of
+from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
@@ -29,19 +30,30 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
-    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
-    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened. Answers
-    are journaled as they come; everything else is written when all is done.
+    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
+    minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
+    folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
+    when all is done.
     """
+    log_folder, models = _log_folder(config), Models(config, progress)
+    if lm is None:
+        _refuse_missing(config, models)
+    with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
+        report = _evaluate(models, lm, log_folder)
+        if config.output_dir is not None:
+            write(report, config.output_dir)
+        run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
+    return report
+
+
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
+    config = models.config
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
-    clock = Clock()
-    log_folder = _log_folder(config)
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
-    with clock.phase("tasks"):
+    with models.clock.phase("tasks"):
         tasks = load_tasks(names, config.include_path, seeds) if names else None
-    models = Models(config, progress, clock)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -52,8 +64,8 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         model = lm or opened
         journal = models.keep_answers(model) if model is not None else None
         try:
-            with clock.phase("candidate"):
-                results = _run(models, model, tasks, seeds, journal)
+            with models.clock.phase("candidate"):
+                results = _run(models, model, tasks, seeds, journal, comparer)
             peak_memory = memory.bytes
             comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
             report = _report(models, model, results, peak_memory, comparison)
@@ -65,10 +77,15 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    if config.output_dir is not None:
-        write(report, config.output_dir)
-    log_report(report, config.output_dir)
     return report
+
+
+def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
+    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    task_folders(config.include_path)
+    for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
+        if model.kind == "onnx":
+            _ = model.providers
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
@@ -81,12 +98,19 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
 
 
 def _run(
-    models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, journal: Journal | None
+    models: Models,
+    lm: LM | None,
+    tasks: LoadedTasks | None,
+    seeds: Seeds,
+    journal: Journal | None,
+    comparer: Comparer | None,
 ) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
+    if comparer is not None and comparer.is_sampled:
+        return comparer.run_sampled(lm, journal)
     config, has_reference = models.config, models.config.reference is not None
     return run_tasks(
         lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=has_reference
@@ -110,9 +134,11 @@ def _report(
         counters=counters,
         seconds=models.clock.spent("candidate"),
     )
-    compared = () if comparison is None else comparison_metrics(comparison)
+    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
+    if comparison is not None:
+        metrics = (*sampled_metrics(metrics, comparison, results), *comparison_metrics(comparison))
     return Report(
-        metrics=(*read_metrics(results), *costs, *compared),
+        metrics=metrics,
         results={name: value for name, value in results.items() if name != "samples"},
         model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),

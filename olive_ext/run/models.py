@@ -124,8 +124,16 @@ class Models:
     def resident(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
         reference = candidate.over(candidate.session.reference, observer)
-        self.keep_answers(reference)
+        if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
+            reference.session.keep_answers(self._records_dir / "answers", facts={"versions": _runtimes()})
+        else:
+            self.keep_answers(reference)
         return reference
+
+    @property
+    def _records_dir(self) -> Path:
+        assert self.config.reference is not None
+        return Path(self.config.reference.records_dir or cache_folder("records"))
 
     def keep_answers(self, lm: LM) -> Journal | None:
         """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
@@ -164,7 +172,7 @@ class Models:
         reference = self.config.reference
         assert reference is not None
         record_to = {
-            "folder": reference.records_dir or str(cache_folder("records")),
+            "folder": str(self._records_dir),
             "top": reference.top,
             "drawn": reference.drawn,
             "seed": self.config.seed or 0,

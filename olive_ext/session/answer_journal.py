@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, source_key
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.records.journal import Journal
@@ -85,7 +86,8 @@ def deciding_facts(session: Session) -> dict[str, Any]:
 
 def answer_key(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
-    head = f"{request.num_targets} {source_key(request.source)} {_decided(request.generation)}\n".encode()
+    given = source_key(request.source) + media_key(request.media)
+    head = f"{request.num_targets} {given} {_decided(request.generation)}\n".encode()
     return hashlib.blake2b(head + np.array(request.tokens, "<i8").tobytes(), digest_size=16).digest()
 
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
-from olive_ext.session.calls import Batch, Turns
+from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
-ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
+ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
 
 
@@ -52,8 +53,8 @@ class Session:
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
     With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. `beside` is the session that owns the model of this one, as for the session of a resident reference:
-    the two take turns, and closing `beside` closes both.
+    engine writes. With `media` requests may give pictures. `beside` is the session that owns the model of this one, as
+    for the session of a resident reference: the two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -67,11 +68,13 @@ class Session:
         encoding: Encoding | None = None,
         records: Records | None = None,
         model: ResolvedModel | None = None,
+        media: MediaText | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.media = media
         self.model = model
         """The opened model, resolved; None for a session around an engine that a caller made."""
 
@@ -103,14 +106,18 @@ class Session:
         return self._engine.counters
 
     def generate(
-        self, requests: Sequence[ToGenerate], on_result: Callable[[int, GenerationOutput], None] | None = None
+        self,
+        requests: Sequence[ToGenerate],
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[GenerationOutput]:
         """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order.
+        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, self._convert_generation, on_result)
+        return self._run("generate", requests, self._convert_generation, on_result, names)
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -124,13 +131,17 @@ class Session:
         return self._generate_continuous(items)
 
     def loglikelihood(
-        self, requests: Sequence[ToScore], on_result: Callable[[int, ScoringOutput], None] | None = None
+        self,
+        requests: Sequence[ToScore],
+        on_result: Callable[[int, ScoringOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, self._convert_scoring, on_result)
+        return self._run("loglikelihood", requests, self._convert_scoring, on_result, names)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -201,17 +212,16 @@ class Session:
         requests: Sequence[Asked],
         convert: Callable[[Asked], Converted[Output]],
         on_result: Callable[[int, Output], None] | None,
+        names: Sequence[str] = (),
     ) -> list[Output]:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
         with self._turns.turn(call):
             converted = []
             for index, request in enumerate(requests):
-                with _naming(f"request {index}"):
+                with naming(f"request {index}"):
                     converted.append(convert(request))
-            num_truncated = sum(item.is_truncated for item in converted)
-            if num_truncated:
-                logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
+            warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
             batch = Batch(converted, on_result)
             if batch.requests:
                 with self._work():
@@ -233,7 +243,7 @@ class Session:
                     yield None
                     continue
                 key, request = item
-                with _naming(f"request {key!r}"):
+                with naming(f"request {key!r}"):
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
@@ -271,26 +281,17 @@ class Session:
 
     def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
         request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding, self.media)
 
     def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, ScoringRequest):
             if not isinstance(asked, (tuple, list)) or len(asked) != 2:
                 raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
             asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding)
+        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding, self.media)
 
     def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
         if self.encoding is not None:
             raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
         request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
         return convert_rolling(self.tokenizer, request, self.max_length)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Says which request a user's error is about."""
-    try:
-        yield
-    except OliveExtError as error:
-        raise type(error)(f"{what}: {error}") from error

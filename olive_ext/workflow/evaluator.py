@@ -4,7 +4,6 @@ which the pass takes too. Knows no recipe."""
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +54,7 @@ def measure(
             config = config.model_copy(update={"device": torch_device(config.device, device)})
             if asked_tasks(config) and (config.baseline == "lm_eval" or config.model_args or is_changed(handler)):
                 lm = open_baseline(handler, config)
-        return evaluate(config, lm=lm, progress=sys.stderr.isatty())
+        return evaluate(config, lm=lm, progress=True)
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:

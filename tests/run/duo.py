@@ -97,7 +97,7 @@ class NetSession(Session):
         super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
         self.net, self.reference = net, reference
 
-    def loglikelihood(self, requests: Any, on_result: Any = None) -> Any:
+    def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
         tokens = [(*request.context, *request.target) for request in requests]
         return self._told(super().loglikelihood(requests), tokens, on_result)
 

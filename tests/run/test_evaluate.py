@@ -182,14 +182,14 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
     assert numbers(evaluate(config(folder, use_cache=stem), lm=asked)) == numbers(expected)
 
 
-def test_unknown_task_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_unknown_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"missing\.yaml"):
-        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]))
+        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
 
 
-def test_missing_model_is_named(folder: Path) -> None:
+def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
-        evaluate(config(folder))
+        evaluate(config(folder, [str(folder / "missing.yaml")]))
 
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:

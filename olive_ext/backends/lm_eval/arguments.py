@@ -55,6 +55,24 @@ class OrtLMArguments(OpenSettings):
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the chat template."""
 
+    max_images: PositiveInt = 999
+    """Pictures of a request that the model is given at most; those behind them are left out."""
+
+    image_width: PositiveInt | None = None
+    """Width in pixels that pictures are resized to, in proportion; with `image_height` they fit into both."""
+
+    image_height: PositiveInt | None = None
+    """Height in pixels that pictures are resized to, in proportion."""
+
+    image_max_side: PositiveInt | None = None
+    """Pixels that the longer side of pictures is resized to."""
+
+    image_string: str | None = None
+    """What stands for a picture in prompts without a chat template. None takes the model's own marker."""
+
+    interleave: bool = True
+    """Whether the parts of a chat message stand where the task's text has "<image>", or all in front of it."""
+
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sampled generation. Every repeat of a request draws from its own stream."""
 

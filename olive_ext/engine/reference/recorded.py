@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.media import media_key
 from olive_ext.engine.reference.kernels import Divergence, shape_of
 from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
@@ -132,4 +133,4 @@ class ReadingTap(Tap):
 
 def key_of(request: Request) -> bytes:
     """The key of a request in the reference log-prob cache."""
-    return request_key(request.tokens, request.num_targets, source_key(request.source))
+    return request_key(request.tokens, request.num_targets, source_key(request.source) + media_key(request.media))

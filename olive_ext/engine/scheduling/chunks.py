@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.scheduling.media_ids import MediaIds
 from olive_ext.engine.scheduling.prefix_tree import input_key
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
@@ -35,6 +36,8 @@ def cut(requests: Sequence[Request], num_slots: int) -> list[list[int]]:
 
     A chunk ends where its neighbour shares least with it, between half and the whole of its size.
     """
+    ids = MediaIds()
+    requests = [ids.put(request) for request in requests]
     order = sorted(range(len(requests)), key=lambda place: _sort_key(requests[place]))
     shared = _shared_prefixes([requests[place] for place in order])
     fresh = [_num_fed(requests[place]) - shared[at] for at, place in enumerate(order)]

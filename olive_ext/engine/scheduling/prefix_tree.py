@@ -73,15 +73,15 @@ def input_key(request: Request) -> bytes:
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
-    generation = request.generation
+    generation, source, media = request.generation, request.source, request.media
     if generation is None:
-        return Sequence(tokens, len(tokens), source=request.source)
+        return Sequence(tokens, len(tokens), source=source, media=media)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
     probe = Read(int(tokens[-1]), answer, PROBE)
     reads = {len(tokens) - 1: [probe]}
-    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=request.source)
+    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=source, media=media)
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:

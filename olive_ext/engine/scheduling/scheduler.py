@@ -267,7 +267,8 @@ class Scheduler:
         if not self._traits.can_rewind:
             stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
         is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
-        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
+        tokens = tuple(sequence.tokens[start:stop].tolist())
+        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""

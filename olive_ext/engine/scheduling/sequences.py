@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
@@ -81,6 +82,7 @@ class Sequence:
     answer: Answer | None = None
     rng: np.random.Generator | None = None
     source: Source | None = None
+    media: Media = ()
     num_shared: int = 0
     """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 

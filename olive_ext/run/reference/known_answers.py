@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from olive_ext.errors import RunError
+from olive_ext.media.pictures import media_digest
 from olive_ext.stats.compared_fields import Compared
 
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
@@ -53,4 +54,4 @@ class ReferenceScores:
 
 
 def _texts(args: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(str, args[:2]))
+    return (*map(str, args[:2]), media_digest(args[2:]))
