@@ -203,6 +203,7 @@ class EvaluationConfig(EvaluationSettings):
         if kind == "auto" and self.model_class is not None:
             kind = "hf" if self.model_class == "hf" else "onnx"
         shared = {name: getattr(self, name) for name in ExecutionSettings.model_fields}
+        shared["deterministic"] = self.deterministic is not False
         which = {**self.model.model_dump(exclude={"path"}), "kind": kind}
         return ModelSettings(model=self.model.path, **which, **shared)
 

@@ -213,6 +213,9 @@ class Comparison:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
 
+    non_finite: int = 0
+    """Requests for which either model's output was NaN or infinite."""
+
     certainty: Certainty | None = None
     """What the drawn documents make certain; None where all documents were evaluated."""
 

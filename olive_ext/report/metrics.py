@@ -19,6 +19,9 @@ NAMES = (
 """Names of the metrics that `comparison_metrics` makes."""
 
 
+NON_FINITE = "non_finite"
+"""The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
+
 _OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
 """Those that are not weighted where documents were drawn."""
 
@@ -65,6 +68,11 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     return tuple(metric for task in results["results"] for metric in _of_task(task, results))
 
 
+def non_finite_requests(metrics: Iterable[Metric]) -> int:
+    """The requests that the metrics hold to be without a finite output: with any, the other metrics mean nothing."""
+    return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))
+
+
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
     values: Mapping[str, Any] = results["results"][task]
     directions = results.get("higher_is_better", {}).get(task) or {}
@@ -106,7 +114,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     if len(firsts) == 1:
         firsts.append(replace(firsts[0], task=ALL))
     of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
-    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)))
+    number = comparison.non_finite
+    wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
+    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
 def _of_divergence(found: Divergence) -> Iterator[Metric]:

@@ -107,7 +107,8 @@ def _non_finite(comparison: Comparison) -> list[str]:
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
     scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
-    return distances + texts + scores
+    outputs = [f"output of {comparison.non_finite} requests"] if comparison.non_finite else []
+    return outputs + distances + texts + scores
 
 
 def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[Figure]:

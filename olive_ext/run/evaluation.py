@@ -12,7 +12,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
@@ -136,7 +136,8 @@ def _report(
     )
     metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
     if comparison is not None:
-        metrics = (*sampled_metrics(metrics, comparison, results), *comparison_metrics(comparison))
+        own = [metric for metric in metrics if metric.task != NON_FINITE]
+        metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
     return Report(
         metrics=metrics,
         results={name: value for name, value in results.items() if name != "samples"},

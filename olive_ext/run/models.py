@@ -223,5 +223,6 @@ def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
         device=settings.device,
         batch_size=settings.batch_size,
         max_length=settings.max_length,
+        reports_non_finite=settings.non_finite == "report",
         model_args=model_args,
     )

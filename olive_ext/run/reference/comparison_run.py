@@ -26,6 +26,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
 from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
@@ -72,6 +73,9 @@ class Comparer:
         self._seeds = seeds
         self._reference: ReferenceRun | None = None
         self._observer: Observer | None = None
+        self._non_finite = 0
+        """Requests for which the reference's output was not finite where it ran alone."""
+
         self._drawn: Drawn | None = None
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
@@ -88,6 +92,7 @@ class Comparer:
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
+            self._non_finite = _non_finite(lm)
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
@@ -155,6 +160,7 @@ class Comparer:
             flips=flips,
             metrics=reference.results,
             matters=matters,
+            non_finite=self._non_finite + _non_finite(lm),
         )
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
@@ -213,6 +219,14 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
     else:
         mode = "answers" if is_foreign else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds)
+
+
+def _non_finite(lm: Any) -> int:
+    """Requests of a model, and of one resident with it, whose output was not finite."""
+    session = getattr(lm, "session", None)
+    if session is None:
+        return int(getattr(lm, "counters", {}).get(NON_FINITE, 0))
+    return sum(int(each.counters.non_finite) for each in (session, session.reference) if each is not None)
 
 
 def mode_of(models: Models, reference: ReferenceConfig) -> Mode:

@@ -95,6 +95,7 @@ class Encoder:
         num_kept: int,
     ) -> None:
         self.kind = spec.kind
+        self.source = spec.source
         self.num_runs = 0
         self._session = session
         self._cross = cross
