@@ -32,7 +32,6 @@ _DECIDING = (
     "num_slots",
     "chunk_size",
     "deterministic",
-    "scoring",
     "scoring_head",
     "kv_cache",
 )
@@ -92,6 +91,8 @@ def deciding_facts(session: Session) -> dict[str, Any]:
     if "adapters" in execution:
         facts["adapters"] = sorted(execution["adapters"].values())
     digest = session.model.digest if session.model is not None else None
+    if session.model is not None:
+        facts["scoring"] = session.model.settings.engine.scoring  # the form itself follows from it and the requests
     facts |= {"model": digest or execution.get("model"), "tokenizer": tokenizer_traits(session.tokenizer)}
     if session.reference is not None:
         facts["reference"] = deciding_facts(session.reference)
