@@ -46,6 +46,7 @@ FLOORS = {
         ["inputs", "placement"],
         ["head", "capture", "companion_inputs"],
         ["ort_runner"],
+        ["packing"],
         ["opening"],
     ],
     "olive_ext.engine.reference": [["kernels"], ["tap"], ["recorded"]],

@@ -22,13 +22,16 @@ from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
+from olive_ext.engine.runners.ort.packing import against_packed_steps, packed, packed_embedding
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
-from olive_ext.errors import ModelError, ProviderError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
+from olive_ext.graph.attention_trial import AttentionTrial
 from olive_ext.graph.nodes import drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.paged_attention import NotPagedError
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, check_scoring, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
@@ -59,19 +62,32 @@ def open_ort_runner(model: ResolvedModel, profile_prefix: Path | None = None) ->
 def _open(opener: _Opener) -> OpenedRunner:
     model = opener.model
     adapters = Adapters(model.settings.engine.adapters)
-    spec = replace(model.spec, notes=model.notes)
+    spec = replace(model.spec, notes=opener.notes)
     proto = load_graph(model.files.decoder)
     try:
         check_scoring(proto, spec.logits.name)
     except ModelError as error:
         raise suggest_genai(error, model.files) from error
-    proto, spec, tree = opener.tree_attention(with_full_length_kv(proto), spec)
+    proto = with_full_length_kv(proto)
+    try:
+        return _open_decoder(opener, proto, spec, adapters)
+    except NotPagedError as error:
+        return _open(opener.by_rows(str(error)))
+
+
+def _open_decoder(opener: _Opener, proto: ModelProto, spec: DecoderSpec, adapters: Adapters) -> OpenedRunner:
+    """Raises `NotPagedError` where the decoder was to make packed steps and does not."""
+    model, tree, trials = opener.model, None, None
+    if opener.form == "packed" and not spec.is_paged:
+        proto, spec, trials = packed(model, proto, spec)
+    elif opener.form == "branches":
+        proto, spec, tree = opener.tree_attention(proto, spec)
     session, head = opener.decoder(proto, spec)
     if opener.device(session).kind != model.device.kind:  # it fell back to the CPU: all is chosen anew
         return _open(replace(opener, model=replace(model, came_up=model.providers[-1:])))
     del proto  # inline weights would stay in memory twice
     adapters.attach(session, opener.device(session))
-    return _runner(opener, session, head, spec, adapters, tree)
+    return _runner(opener, session, head, spec, adapters, tree, trials)
 
 
 def _runner(
@@ -81,14 +97,16 @@ def _runner(
     spec: DecoderSpec,
     adapters: Adapters,
     tree: TreeAttentionGraph | None,
+    trials: Sequence[AttentionTrial] | None,
 ) -> OpenedRunner:
-    """The runner of an opened decoder, and the longest step that trials leave it."""
+    """The runner of an opened decoder, and the longest step that trials leave it. `trials` are made of attention over a
+    paged cache that has taken the place of another one."""
     model, device = opener.model, opener.device(session)
     config = model.settings.engine
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, opener.helper)
     kv = _kv_form(spec, device)(place)
-    chunk_size, notes = fitting_attention(choose_chunk_size(config)[0], device, spec, opener.helper)
+    chunk_size, notes = fitting_attention(choose_chunk_size(config, device.kind)[0], device, spec, opener.helper)
     if notes and spec.cross:
         raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
@@ -111,6 +129,9 @@ def _runner(
     runner = OrtRunner(place, kv, head, facts, parts)
     if isinstance(kv, ReturnedKv) and parts.encoder is None:
         chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+    if trials is not None and (problem := against_packed_steps(runner, trials)):
+        runner.close()
+        raise NotPagedError(problem)
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
@@ -143,14 +164,30 @@ class _Opener:
 
     model: ResolvedModel
     profile_prefix: Path | None
+    against_packing: str = ""
+    """What packed steps failed at."""
+
+    @property
+    def form(self) -> str:
+        """How texts that are scored share steps, as far as this opening has found out."""
+        return "rows" if self.against_packing else str(self.model.scoring.value)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.model.notes, *([f"{ONE_BY_ONE}: {self.against_packing}"] if self.against_packing else []))
+
+    def by_rows(self, problem: str) -> _Opener:
+        """An opener that makes no packed steps. Raises `ConfigError` where these are mandatory."""
+        if self.model.settings.engine.scoring == "packed":
+            raise ConfigError(f"'engine.scoring' = \"packed\": {problem}")
+        logger.warning("%s: %s", ONE_BY_ONE, problem)
+        return replace(self, against_packing=problem)
 
     def tree_attention(
         self, proto: ModelProto, spec: DecoderSpec
     ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:
         """The graph with inputs for tree batches, the spec with them, and what they are; None where the model has no
         use for them, with a note where it is the graph that cannot take them."""
-        if self.model.scoring.value == "rows":
-            return proto, spec, None
         has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
         try:
             graph = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
@@ -200,7 +237,10 @@ class _Opener:
                 "genai_config.json names the graph that computes it (model.embedding.filename)"
             )
         proto = load_graph(companion.graph)
-        return proto, companion.graph, read_embedding(proto, spec.embeddings)
+        read = read_embedding(proto, spec.embeddings)
+        if spec.is_paged:
+            proto, read = packed_embedding(proto, read)
+        return proto, companion.graph, read
 
     def encoder(self, spec: DecoderSpec, device: Device, num_kept: int) -> Encoder:
         companion = self.model.files.companions.get("encoder")
