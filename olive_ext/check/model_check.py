@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, OliveExtError
+from olive_ext.errors import ModelError, OliveExtError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.decisions import ONE_BY_ONE, Decision
 
 if TYPE_CHECKING:
     from olive_ext.model import DecoderSpec, KvTensor
@@ -205,11 +207,46 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
 
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:
-    """What the engine takes; "predicted" and "tried" ones may change when the model is opened."""
-    for decision in model.decisions:
+    """What the engine takes; "predicted" and "tried" ones may change when the model is opened. Raises `ProviderError`
+    where opening is sure to be refused."""
+    for decision in map(partial(_on_graph, model), model.decisions):
         if decision.name not in _ELSEWHERE:
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
+
+    if model.runtime[0] == "onnxruntime" and model.device.kind != "cpu":
+        _add_placement(model, section)
+
+
+def _on_graph(model: ResolvedModel, decision: Decision) -> Decision:
+    """`decision`, with what the graph has against packed steps."""
+    from olive_ext.engine.runners.ort.packing import packed
+    from olive_ext.graph.attention_rewrites import with_full_length_kv
+    from olive_ext.graph.onnx_file import load_graph
+    from olive_ext.graph.paged_attention import NotPagedError
+
+    if (decision.name, decision.value) != ("scoring", "packed") or model.spec.is_paged:
+        return decision
+    try:
+        packed(model, with_full_length_kv(load_graph(model.files.decoder)), model.spec)
+    except NotPagedError as error:
+        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {error}")
+    return decision
+
+
+def _add_placement(model: ResolvedModel, section: Section) -> None:
+    """Where nodes with large values would run."""
+    from olive_ext.engine.runners.ort.placement import predict_misplaced
+    from olive_ext.graph.onnx_file import load_graph
+
+    device = model.device.kind
+    problem = predict_misplaced(load_graph(model.files.decoder), device)
+    if problem is None:
+        section.add("placement", device, "predicted: by the types of attention; ONNX Runtime's record decides")
+    elif model.settings.allow_cpu_fallback:
+        section.add("placement", "cpu", f"predicted: allow_cpu_fallback, since {problem}")
+    else:
+        raise ProviderError(f"'{model.files.decoder}' cannot run on the {device} device alone: {problem}")
 
 
 def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable[..., Session] | None = None) -> None:

@@ -217,7 +217,7 @@ class _Opener:
         session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
-        return session, Head(scoring.kind, scoring.reason, exposed, kept, scoring.late_products)
+        return session, Head(scoring.kind, scoring.reason, place, exposed, kept, scoring.late_products)
 
     def _token_form(self, spec: DecoderSpec) -> TokenForm:
         """How token ids are taken, by the decoder or by the graph that embeds them."""
