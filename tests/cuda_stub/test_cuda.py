@@ -6,6 +6,7 @@ Numbers mean nothing here: kernels do nothing, and a token that is drawn is what
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -157,6 +158,24 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     assert found.wrong_copies == 0
     assert found.bytes_to_host == rows * ((64 + 32) * (8 + 4) + 4)  # ids in int64, log-probabilities, the tail
     assert found.bytes_to_device == rows * 32 * 4
+
+
+@pytest.mark.parametrize("shapes", ["bucketed", "any"])
+def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shapes: str) -> None:
+    text = _texts(4, 60, seed=5)
+    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": shapes}
+    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda", engine=engine) as session:
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        session.gc()
+        counts()
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        assert counts().largest_to_host < VOCAB * 4
+
+
+def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
+    """The variable is read when the provider comes up: without the session's setting it would be absent."""
+    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda"):
+        assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
 
 
 def test_greedy_decoding_sends_a_token_a_row_to_the_host(session: Session) -> None:

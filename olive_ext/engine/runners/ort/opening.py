@@ -110,15 +110,7 @@ def _runner(
     if notes and spec.cross:
         raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
-    facts = {
-        "model": str(model.files.decoder),
-        **dict(zip(("runtime", "runtime_origin"), model.runtime, strict=True)),
-        "num_slots": num_slots,
-        "num_slots_origin": origin,
-        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlap, strict=True)),
-        "notes": notes,
-        **adapters.describe(),
-    }
+    facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
         encoder=opener.encoder(spec, device, num_slots) if spec.cross else None,
@@ -136,6 +128,15 @@ def _runner(
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
     return OpenedRunner(with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes), chunk_size)
+
+
+def _facts(model: ResolvedModel) -> dict[str, Any]:
+    """What is known before the sessions are open."""
+    return {
+        "model": str(model.files.decoder),
+        **dict(zip(("runtime", "runtime_origin"), model.runtime, strict=True)),
+        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlap, strict=True)),
+    }
 
 
 def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
