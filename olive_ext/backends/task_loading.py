@@ -7,6 +7,7 @@ lies in a file of another name.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import random
@@ -24,6 +25,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.errors import TaskError, named_failures
 
 Spec = str | Mapping[str, Any]
@@ -70,6 +72,12 @@ class LoadedTasks:
         self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
 
+    def replaced(self, tasks: Mapping[str, Any]) -> LoadedTasks:
+        """The same with `tasks` instead of its own, and the same states of the generators."""
+        other = copy.copy(self)
+        other._loaded, other.tasks = {**self._loaded, "tasks": tasks}, tasks
+        return other
+
     def load(self, _: object) -> Mapping[str, Any]:
         """lm-eval's `TaskDict`: tasks, groups and group_map."""
         python, numpy, torch_state = self._states
@@ -105,15 +113,6 @@ def load_tasks(
 def _names(specs: Sequence[Spec]) -> str:
     names = [spec if isinstance(spec, str) else str(spec.get("task") or spec.get("group")) for spec in specs]
     return ", ".join(repr(name) for name in names)
-
-
-def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
-    """The folders of task files as a list; raises `TaskError` for one that does not exist."""
-    folders = [include_path] if isinstance(include_path, str) else list(include_path or ())
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise TaskError(f"'include_path' = {folder!r}: no such folder")
-    return folders
 
 
 def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], list[str]]:

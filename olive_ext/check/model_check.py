@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, OliveExtError, ProviderError
+from olive_ext.errors import ModelError, NonFiniteError, OliveExtError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.decisions import ONE_BY_ONE, Decision
 
 if TYPE_CHECKING:
     from olive_ext.model import DecoderSpec, KvTensor
@@ -134,6 +132,8 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             _add_decoder(model, findings)
+        with findings.noting_problems():
+            _add_media(model, findings.section("Pictures and sound"))
     with findings.noting_problems():
         _add_tokenizer(model, findings.section("Tokenizer"))
     with findings.noting_problems():
@@ -181,6 +181,29 @@ def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> N
         section.add("note", note)
 
 
+def _add_media(model: ResolvedModel, section: Section) -> None:
+    from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
+    from olive_ext.media import MediaProcessor
+
+    if model.media is None:
+        return
+    if model.media.problem:
+        section.add("refused", model.media.problem, "text runs without encoders")
+    for encoder in model.media.encoders:
+        name, part = encoder.modality.value, encoder.files.graph
+        section.add(f"{name} encoder", part, model.files.origins.get(encoder.part, ""))
+        section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
+        section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
+        section.add(f"{name} placeholder", encoder.placeholder)
+        section.add(f"{name} processor", *MediaProcessor(model.media, model.files).describe(load=True).values())
+    if model.media.encoders:
+        section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
+        section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
+        section.add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
+    for note in model.media.notes:
+        section.add("note", note)
+
+
 def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:
     """(which layers, their layout), one entry for neighbouring layers that are alike. Keys and values alternate."""
     texts = [f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}" for tensor in kv]
@@ -207,58 +230,30 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
 
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:
-    """What the engine takes; "predicted" and "tried" ones may change when the model is opened. Raises `ProviderError`
-    where opening is sure to be refused."""
-    for decision in map(partial(_on_graph, model), model.decisions):
+    """What the engine takes; "predicted" and "tried" ones may change when the model is opened."""
+    from olive_ext.check.graph_check import add_placement, on_graph
+
+    for decision in (on_graph(model, decision) for decision in model.decisions):
         if decision.name not in _ELSEWHERE:
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
 
-    if model.runtime[0] == "onnxruntime" and model.device.kind != "cpu":
-        _add_placement(model, section)
-
-
-def _on_graph(model: ResolvedModel, decision: Decision) -> Decision:
-    """`decision`, with what the graph has against packed steps."""
-    from olive_ext.engine.runners.ort.packing import packed
-    from olive_ext.graph.attention_rewrites import with_full_length_kv
-    from olive_ext.graph.onnx_file import load_graph
-    from olive_ext.graph.paged_attention import NotPagedError
-
-    if (decision.name, decision.value) != ("scoring", "packed") or model.spec.is_paged:
-        return decision
-    try:
-        packed(model, with_full_length_kv(load_graph(model.files.decoder)), model.spec)
-    except NotPagedError as error:
-        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {error}")
-    return decision
-
-
-def _add_placement(model: ResolvedModel, section: Section) -> None:
-    """Where nodes with large values would run."""
-    from olive_ext.engine.runners.ort.placement import predict_misplaced
-    from olive_ext.graph.onnx_file import load_graph
-
-    device = model.device.kind
-    problem = predict_misplaced(load_graph(model.files.decoder), device)
-    if problem is None:
-        section.add("placement", device, "predicted: by the types of attention; ONNX Runtime's record decides")
-    elif model.settings.allow_cpu_fallback:
-        section.add("placement", "cpu", f"predicted: allow_cpu_fallback, since {problem}")
-    else:
-        raise ProviderError(f"'{model.files.decoder}' cannot run on the {device} device alone: {problem}")
+    add_placement(model, section.add)
 
 
 def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable[..., Session] | None = None) -> None:
     """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
 
     `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
-    `LARGEST_DIFFERENCE`.
+    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin.
     """
     from olive_ext.session.opening import open_model
 
     opener = open_session or open_model
-    edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
+    try:
+        edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
+    except NonFiniteError as error:
+        raise ModelError(f"{error.found}; {_first_layer(model)}") from error
     pairs = zip(edited, untouched, strict=True)
     largest = max((_difference(one, other) for one, other in pairs), default=0.0)
     section.add("tokens compared", len(edited), "scoring head against the untouched graph")
@@ -268,6 +263,18 @@ def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable
             f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
             "set engine.graph to 'untouched' and report this model"
         )
+
+
+def _first_layer(model: ResolvedModel) -> str:
+    """Where the model's output stops to be finite, or why that cannot be told."""
+    from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
+    from olive_ext.text.tokenizer import load_tokenizer
+
+    tokens = load_tokenizer(model.files.tokenizer).encode("".join(PAIRS[0]))
+    try:
+        return first_non_finite(model, tokens) or "no node's output shows it for the first of the texts"
+    except OliveExtError as error:
+        return str(error)
 
 
 def _difference(one: float, other: float) -> float:

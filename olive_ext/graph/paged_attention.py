@@ -67,7 +67,7 @@ class PackedInputs:
     """Heads and head size of each KV input, as stored."""
 
     tokens: Sequence[str]
-    """Inputs [B, S] or [3, B, S] of one number a token."""
+    """Inputs [B, S] of one number a token."""
 
     lengths: Sequence[str]
     """Masks and lengths, which the attention no longer reads."""
@@ -87,7 +87,7 @@ def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, form: Pag
 
 
 def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """A copy of `model` that takes the inputs `names`, [B, S] or [3, B, S], as [N], and sees them as one row."""
+    """A copy of `model` that takes the inputs `names`, [B, S], as [N], and sees them as one row."""
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     _pack(edited.graph, names)
@@ -217,18 +217,11 @@ def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:
     packed = [value for value in graph.input if value.name in set(names) and value.name in read]
     _remove_inputs(graph, set(names) - read)
     for value in packed:
-        rank = len(value.type.tensor_type.shape.dim)
         inner = f"{value.name}/olive_ext_row"
         for node in graph.node:
             node.input[:] = [inner if name == value.name else name for name in node.input]
-        shape = [1, -1] if rank == 2 else [1, 1, -1]
-        graph.initializer.append(helper.make_tensor(f"{inner}_shape", onnx.TensorProto.INT64, [rank], shape))
-        made = inner if rank == 2 else f"{inner}_once"
-        nodes = [helper.make_node("Reshape", [value.name, f"{inner}_shape"], [made], name=made)]
-        if rank == 3:  # the positions of text are the same on all three axes
-            nodes.append(helper.make_node("Concat", [made] * 3, [inner], name=inner, axis=0))
-        for node in reversed(nodes):
-            graph.node.insert(0, node)
+        graph.initializer.append(helper.make_tensor(f"{inner}_shape", onnx.TensorProto.INT64, [2], [1, -1]))
+        graph.node.insert(0, helper.make_node("Reshape", [value.name, f"{inner}_shape"], [inner], name=inner))
         _declare(value, ["N"])
 
 

@@ -21,12 +21,15 @@ from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError
+from olive_ext.media import MediaProcessor
+from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from olive_ext.session.session import Session
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
@@ -63,6 +66,8 @@ def open(
     allow_cpu_fallback: bool = False,
     max_length: int | None = None,
     batch_size: int | str = "auto",
+    non_finite: str = "error",
+    deterministic: bool | str = "auto",
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
     add_bos_token: bool | None = None,
@@ -121,6 +126,7 @@ class Parts:
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     encoding: Encoding | None
+    media: MediaText | None
 
     @property
     def name(self) -> str:
@@ -140,6 +146,7 @@ class Parts:
             encoding=self.encoding,
             records=records,
             model=self.model,
+            media=self.media,
             beside=beside,
         )
 
@@ -153,9 +160,14 @@ def open_parts(model: ResolvedModel) -> Parts:
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
     opened = open_runner(model)
     kind = opened.runner.traits.source_kind
-    start = read_start(files.directory, files.genai_config) if kind is not None else None
-    encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
-    return Parts(model, opened, tokenizer, stop_ids, encoding)
+    start = read_start(tokenizer, files.directory, files.genai_config) if kind is not None else None
+    encoding = None
+    if start is not None and kind is not None:
+        source, takes_features = opened.runner.traits.source, kind is SourceKind.FEATURES
+        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        encoding = Encoding(takes_features, start, sound)
+    media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
+    return Parts(model, opened, tokenizer, stop_ids, encoding, media)
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
@@ -202,7 +214,9 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     execution = parts.opened.runner.describe()
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
-    return {"model": digest, "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
+    is_deterministic = parts.model.settings.deterministic is True
+    tokenizer = tokenizer_traits(parts.tokenizer)
+    return {"model": digest, "tokenizer": tokenizer, "deterministic": is_deterministic, **deciding}
 
 
 def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:

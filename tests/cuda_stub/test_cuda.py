@@ -16,7 +16,8 @@ import onnxruntime as ort
 import pytest
 
 import olive_ext
-from olive_ext.config import ModelSettings
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.step import LogitsRow, Row, Step
@@ -238,3 +239,21 @@ def test_comparison_with_a_reference_keeps_rows_of_logits_on_the_device(name: st
         found = counts()
     assert found.wrong_copies == 0
     assert found.largest_to_host < VOCAB * 4, "no row of logits"
+
+
+@pytest.mark.parametrize(
+    ("export_name", "words"),
+    [
+        (
+            "llama-genai-0.18-fp16-cuda",
+            ("placement", "predicted: by the types of attention", "tried: auto: if attention"),
+        ),
+        ("llama-genai-0.18", ("cannot run on the cuda device alone", "takes float16 and bfloat16")),
+    ],
+)
+def test_check_says_where_attention_would_run(export_name: str, words: tuple[str, ...]) -> None:
+    path = str(export(export_name).path)
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": path}, "execution_provider": "cuda"})
+    findings = check_model(config)
+    said = "\n".join([findings.text(), *findings.problems])
+    assert all(word in said for word in words), said

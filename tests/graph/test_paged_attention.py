@@ -204,13 +204,9 @@ def test_mask_that_something_else_reads_is_refused_with_the_reader() -> None:
         with_paged_attention(model, INPUTS, CUDA)
 
 
-@pytest.mark.parametrize(("rank", "shape"), [(2, (1, 3)), (3, (3, 1, 3))])
-def test_packed_inputs_are_one_row_inside(rank: int, shape: tuple[int, ...]) -> None:
-    value = helper.make_tensor_value_info
-    axes = ["B", "S"] if rank == 2 else [3, "B", "S"]
+def test_packed_inputs_are_one_row_inside() -> None:
+    value, axes = helper.make_tensor_value_info, ["B", "S"]
     nodes = [helper.make_node("Identity", ["ids"], ["out"])]
     graph = helper.make_graph(nodes, "g", [value("ids", INT64, axes)], [value("out", INT64, axes)])
-    packed = with_packed_inputs(model_of(graph, 21), ["ids"])
-    (found,) = ReferenceEvaluator(packed).run(None, {"ids": np.array([5, 6, 7])})
-    assert found.shape == shape
-    assert (found == [5, 6, 7]).all()
+    (found,) = ReferenceEvaluator(with_packed_inputs(model_of(graph, 21), ["ids"])).run(None, {"ids": np.array([5, 6])})
+    assert found.tolist() == [[5, 6]]

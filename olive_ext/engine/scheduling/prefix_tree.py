@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.scheduling.sequences import PROBE, Answer, Read, Sequence
+from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     Without `can_share` only equal inputs are computed once.
     """
     items = sorted(
-        (source_key(request.source), _input_key(request), order, key, request)
+        (source_key(request.source), input_key(request), order, key, request)
         for order, (key, request) in enumerate(requests)
     )
     sequences: list[Sequence] = []
@@ -66,22 +66,20 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     return Plan(tuple(sequences), naive, distinct)
 
 
-def _input_key(request: Request) -> bytes:
+def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
     tokens = request.tokens if request.generation else request.tokens[:-1]
     return np.array(tokens, ">u4").tobytes()
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
-    generation = request.generation
+    generation, source, media = request.generation, request.source, request.media
     if generation is None:
-        return Sequence(tokens, len(tokens), source=request.source)
+        return Sequence(tokens, len(tokens), source=source, media=media)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    probe = Read(int(tokens[-1]), answer, PROBE)
-    reads = {len(tokens) - 1: [probe]}
-    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=request.source)
+    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=source, media=media)
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
