@@ -45,7 +45,7 @@ def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> Non
     request = ScoringRequest("<image> and", " stone", images=PICTURES[:1])
     with (
         open_on("webgpu", package) as session,
-        pytest.raises(ProviderError, match="'engine.encoder_provider' = 'cpu' would run the encoder there"),
+        pytest.raises(ProviderError, match=r"'engine\.encoder_provider' = 'cpu' would run the encoder there"),
     ):
         session.loglikelihood([request])
     with open_on("webgpu", package, encoder_provider="cpu") as session, open_on("cpu", package) as on_cpu:

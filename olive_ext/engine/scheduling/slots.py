@@ -15,8 +15,9 @@ import numpy as np
 from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
-MIN_COPY = 16
-"""Positions that a copy from a busy slot must save; below that feeding the tokens costs less than the copy."""
+MIN_COPY, MIN_FORK = 16, 4
+"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
+is for slots of blocks, of which one is copied at most."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Slots:
         givers = range(self.num_slots) if self._has_blocks else self._busy
         giver = max(givers, key=lambda s: shared[s], default=slot)
         copy = None
-        if shared[giver] >= shared[slot] + MIN_COPY:
+        if shared[giver] >= shared[slot] + (MIN_FORK if self._has_blocks else MIN_COPY):
             slot = oldest
             copy = Copy(giver, slot, shared[giver])
             self._note_use(giver)

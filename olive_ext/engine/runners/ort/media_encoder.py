@@ -139,8 +139,8 @@ class MediaEncoder:
     def _encode(self, item: MediaItem) -> ort.OrtValue:
         """[N, H] of one item: the one way in which the encoder is run, beforehand and in an evaluation."""
         arrays = item.load()
-        inputs = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
-        inputs, num_rows = self._shapes.padded(inputs, item)
+        exact = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
+        inputs, num_rows = self._shapes.padded(exact, item)
         self._shapes.note(inputs)
         binding = self._session.io_binding()
         for name, array in inputs.items():
