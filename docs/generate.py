@@ -21,6 +21,7 @@ from olive_ext.cli.commands import (  # noqa: E402
     BENCH_MODEL_HELP,
     COMMANDS,
     COMPARE_OPTIONS,
+    FOLDER_HELP,
     MODEL_HELP,
     REPORT_HELP,
     RESULT_HELP,
@@ -147,6 +148,9 @@ def cli() -> str:
         "Command line",
         f"{ABOUT} Exit status: 0; 2 for a user's error, with one line on stderr that names it; 130 after Ctrl-C; 1 for "
         "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress bars appear only on a terminal.",
+        "## `olive-ext quickstart DIR`",
+        COMMANDS["quickstart"],
+        _table(("argument", "meaning"), [("`DIR`", FOLDER_HELP)]),
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
         COMMANDS["evaluate"],
         _option_table([("MODEL", MODEL_HELP)], OPTIONS),

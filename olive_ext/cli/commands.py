@@ -4,6 +4,7 @@ prints the result. Knows no exit status, and of options only their tables."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from olive_ext import __version__
 from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_values
+from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import SCHEMA_KINDS, EvaluationConfig, schema
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError
@@ -21,6 +23,7 @@ RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 COMMANDS = {
+    "quickstart": "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
     "evaluate": "Evaluate one model with lm-eval tasks.",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
@@ -44,6 +47,7 @@ BASELINE_HELP = "Name or path of the report that the others are held against; by
 SPEC_HELP = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
 RESULT_HELP = "File for the result, as JSON. Without it stdout gets it; messages and bars go to stderr."
 OUTPUT_HELP = "Folder for compare.html. Without it only the table is printed."
+FOLDER_HELP = "A folder that is new or empty."
 COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
 
 
@@ -67,6 +71,7 @@ def build_parser() -> ArgumentParser:
         name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         for name, text in COMMANDS.items()
     }
+    made["quickstart"].add_argument("folder", metavar="DIR", help=FOLDER_HELP)
     made["evaluate"].add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_options(made["evaluate"], OPTIONS)
     made["bench"].add_argument("model", metavar="MODEL", help=BENCH_MODEL_HELP)
@@ -84,6 +89,14 @@ def build_parser() -> ArgumentParser:
         "kind", metavar="|".join(SCHEMA_KINDS), nargs="?", choices=SCHEMA_KINDS, default="recipe", help=SCHEMA_HELP
     )
     return parser
+
+
+def quickstart_command(arguments: Namespace) -> int:
+    """Copies the quickstart and says how to run it."""
+    folder = Path(arguments.folder)
+    copy_quickstart(folder)
+    sys.stdout.write(f"cd {shlex.quote(str(folder))} && olive run --config recipe.json\n")
+    return 0
 
 
 def evaluate_command(arguments: Namespace) -> int:
@@ -166,6 +179,7 @@ def schema_command(arguments: Namespace) -> int:
 
 
 COMMAND_FUNCTIONS: dict[str, Command] = {
+    "quickstart": quickstart_command,
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,

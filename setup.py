@@ -1,0 +1,23 @@
+"""Puts the quickstart, which lies with the other recipes, into the wheel. Everything else is said in setup.cfg."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+NOT_SHIPPED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
+
+
+class BuildWithQuickstart(build_py):
+    """A clone, which an editable installation is, has the recipe in its own place."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, "olive_ext", "quickstart")
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree("recipes/quickstart", target, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
+
+
+setup(cmdclass={"build_py": BuildWithQuickstart})
