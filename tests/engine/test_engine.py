@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
-from olive_ext.engine.step import Batching
+from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
@@ -31,6 +31,43 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     batching, can_rewind = runner
     engine = Engine(FakeRunner(num_slots, batching, can_rewind=can_rewind), chunk_size)
     assert_runs_as_oracle(engine, calls)
+
+
+@given(
+    calls=st.lists(requests_of(), min_size=1, max_size=3),
+    num_slots=st.integers(1, 8),
+    chunk_size=st.integers(1, 40),
+    row_mix=st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    can_rewind=st.booleans(),
+    async_decode=st.booleans(),
+)
+def test_rows_that_are_alike_share_steps_and_equal_the_oracle(
+    calls: list[list[Request]],
+    num_slots: int,
+    chunk_size: int,
+    row_mix: RowMix,
+    can_rewind: bool,
+    async_decode: bool,
+) -> None:
+    traits = {"row_mix": row_mix, "can_rewind": can_rewind, "async_decode": async_decode}
+    assert_runs_as_oracle(Engine(FakeRunner(num_slots, Batching.ALIKE, **traits), chunk_size), calls)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pasts", "num_steps"), [(True, 4 + 7), (False, 1 + 7)])
+def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int) -> None:
+    """Prompts of four lengths where lengths may differ, else of one: each step decodes all of them."""
+    runner = FakeRunner(4, Batching.ALIKE, row_mix=RowMix(pasts=pasts, prompts=True))
+    prompts = [(first, *range(2, 5 + first * pasts)) for first in range(4)]
+    requests = [Request(tokens, 0, Generation(8)) for tokens in prompts]
+    assert_runs_as_oracle(Engine(runner, 64), [requests])
+    assert len(runner.steps) == num_steps
+
+
+def test_texts_of_one_length_are_scored_together() -> None:
+    runner = FakeRunner(4, Batching.ALIKE, can_rewind=False, row_mix=RowMix(continued=True, prompts=True))
+    requests = [Request((first, *range(20)), 3) for first in range(4)]
+    assert_runs_as_oracle(Engine(runner, 64), [requests])
+    assert [len(step.rows) for step in runner.steps] == [4]
 
 
 @given(

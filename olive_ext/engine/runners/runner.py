@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.types import SourceKind
 
@@ -21,6 +21,9 @@ class Traits:
     """Positions that a sequence may occupy at most."""
 
     batching: Batching = Batching.SINGLE
+    row_mix: RowMix = RowMix()
+    """How far the rows of a step are alike, where `batching` is ALIKE."""
+
     can_rewind: bool = True
     """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 

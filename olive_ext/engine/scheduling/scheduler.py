@@ -8,7 +8,7 @@ input is computed to its end before the next sequence is admitted; decoding rows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from olive_ext.engine.requests import Counters, FinishReason, source_key
@@ -73,7 +73,9 @@ class Scheduler:
         copies = self._admit()
         ready = list(self._running.values())
         prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if self._traits.batching is not Batching.PACKED and prefill:
+        if self._traits.batching is Batching.ALIKE:
+            ready = self._alike([(s, s.computed, len(self._row(s).tokens)) for s in ready])
+        elif self._traits.batching is not Batching.PACKED and prefill:
             ready = [prefill]
         self._present = self._slots_plan(self._together(ready), copies)
         return self.present
@@ -91,6 +93,9 @@ class Scheduler:
         is_scoring_due = self._tree_batches is not None and self._tree_batches.num_waiting
         if not ready or is_prompt_due or is_scoring_due or (self._waiting and has_room):
             return None
+        if self._traits.batching is Batching.ALIKE:
+            fed = {id(s): len(row.tokens) for row, s in zip(present.step.rows, present.sequences, strict=True)}
+            ready = self._alike([(s, s.computed + fed.get(id(s), 0), 1) for s in ready])
         chosen = self._together(ready)
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
@@ -148,6 +153,15 @@ class Scheduler:
         """The sequences of `ready` that share the next step."""
         return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
 
+    def _alike(self, ready: Iterable[tuple[Sequence, int, int]]) -> list[Sequence]:
+        """The most sequences whose rows, of (past, number of tokens), may share a step. Inputs come first."""
+        groups: dict[Hashable, list[Sequence]] = {}
+        for sequence, past, num_tokens in ready:
+            group = self._traits.row_mix.group(past, num_tokens, sequence.source)
+            groups.setdefault((sequence.slot,) if group is None else group, []).append(sequence)
+        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
+        return max(inputs or groups.values(), key=len)
+
     def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
         """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
         if sequence is None:
@@ -166,11 +180,18 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
-        if not self._waiting or not self.slots.has_free:
-            return ()
-        if any(not sequence.is_input_computed for sequence in self._running.values()):
-            return ()
-        sequence = self._waiting.popleft()
+        """Gives slots to waiting sequences: to one, or to all that share nothing where rows that are alike run
+        together."""
+        copies: list[Copy] = []
+        is_alike = self._traits.batching is Batching.ALIKE
+        has_inputs = any(not sequence.is_input_computed for sequence in self._running.values())
+        while self._waiting and self.slots.has_free and (not has_inputs or (is_alike and not self._waiting[0].num_shared)):
+            copies.extend(self._take(self._waiting.popleft()))
+            has_inputs = True
+        return tuple(copies)
+
+    def _take(self, sequence: Sequence) -> tuple[Copy, ...]:
+        """A slot for `sequence`."""
         taken = self.slots.take(
             sequence.tokens, sequence.first_read() if self._traits.chunked_prefill else 0, source_key(sequence.source)
         )
@@ -214,7 +235,7 @@ class Scheduler:
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1 or self._traits.batching is Batching.PACKED:
+        if len(slots) == 1 or self._traits.batching in (Batching.PACKED, Batching.ALIKE):
             return slots
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))

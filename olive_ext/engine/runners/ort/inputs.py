@@ -44,8 +44,17 @@ class Layout:
     width: int
     """Positions, or cells, that a mask covers."""
 
+    pads_in_front: bool = False
+    """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
+
     @classmethod
-    def of(cls, rows: Sequence[Row], first_cell: int | None = None, width: int | None = None) -> Layout:
+    def of(
+        cls,
+        rows: Sequence[Row],
+        first_cell: int | None = None,
+        width: int | None = None,
+        pads_in_front: bool = False,
+    ) -> Layout:
         """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
         ends with the longest row."""
         tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
@@ -55,7 +64,8 @@ class Layout:
         positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
-        return cls(tokens_N, lengths, past, positions_N, width or int((past + lengths).max()))
+        width = width or int((past + lengths).max())
+        return cls(tokens_N, lengths, past, positions_N, width, pads_in_front)
 
     @property
     def total_B(self) -> Array:
@@ -77,6 +87,8 @@ def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
 
 
 def _mask(rows: Layout, _: TensorSpec) -> Array:
+    if rows.pads_in_front:
+        return np.arange(rows.width) >= rows.width - rows.total_B[:, None]
     return np.arange(rows.width) < rows.total_B[:, None]
 
 
@@ -97,7 +109,7 @@ COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
     Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
     Role.ATTENTION_MASK: _mask,
     Role.POSITION_IDS: lambda rows, tensor: _by_rank(rows.positions_N, rows, tensor),
-    Role.CACHE_POSITION: lambda rows, _: rows.positions_N,
+    Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
     Role.LAST_POSITIONS: _last_positions,
     Role.TOTAL_LENGTH: _total_length,
     Role.WRITE_INDICES: lambda rows, _: rows.past_B,

@@ -23,8 +23,10 @@ from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
+from olive_ext.engine.runners.row_trials import find_row_mix
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
+from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
 from olive_ext.graph.nodes import drop_shape_hints
@@ -109,12 +111,26 @@ def _runner(
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
-    if isinstance(kv, ReturnedKv) and parts.encoder is None:
-        chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+    if isinstance(kv, ReturnedKv):
+        if parts.encoder is None:
+            chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+        if spec.is_splittable and num_slots > 1:
+            _batch_rows(runner, kv, spec, chunk_size)
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
     return OpenedRunner(with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes), chunk_size)
+
+
+def _batch_rows(runner: OrtRunner, kv: ReturnedKv, spec: DecoderSpec, chunk_size: int) -> None:
+    """Lets steps have several rows, as far as these must be alike. An encoder-decoder is not tried, because its encoder
+    would have to run: its rows are behind equally many positions, and masks hide what fills up a source."""
+    if spec.cross:
+        mix: RowMix | None = RowMix(prompts=True, continued=True, sources=bool(spec.cross.masks))
+    else:
+        mix = find_row_mix(runner, spec.vocab_size, chunk_size, kv.pad_in_front)
+    if mix is not None:
+        runner.traits = replace(runner.traits, batching=Batching.ALIKE, row_mix=mix)
 
 
 def _kv_form(spec: DecoderSpec, device: Device) -> Callable[[KvPlace], KvStore]:
@@ -214,7 +230,7 @@ class _Opener:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept)
+        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept, self.helper)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
         """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
