@@ -70,6 +70,10 @@ class RowMix:
         return RowMix(*(mine and its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
+ALONE = RowMix()
+"""Every row runs alone, but for one token each behind equally many positions."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """The first `length` positions of slot `source` are copied to slot `target` before the rows run."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import Batching, Row, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, Row, RowMix, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
@@ -55,7 +55,7 @@ class FakeRunner(Runner):
         chunked_prefill: bool = True,
         has_tree_batches: bool = False,
         async_decode: bool = False,
-        row_mix: RowMix = RowMix(),
+        row_mix: RowMix = ALONE,
     ) -> None:
         super().__init__(
             Traits(context_length, batching, row_mix, can_rewind, chunked_prefill, async_decode, has_tree_batches)

@@ -23,7 +23,9 @@ PROMPT = 3
 Texts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def find_row_mix(runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]) -> RowMix | None:
+def find_row_mix(
+    runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
+) -> RowMix | None:
     """How far rows of one step must be alike, and None where they give other numbers together than alone. Rows with
     fewer positions than others are filled up behind or, after `pad_in_front(True)`, in front: what is right stays set."""
     rng = np.random.default_rng(0)

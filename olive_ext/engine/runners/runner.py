@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.types import SourceKind
 
@@ -21,7 +21,7 @@ class Traits:
     """Positions that a sequence may occupy at most."""
 
     batching: Batching = Batching.SINGLE
-    row_mix: RowMix = RowMix()
+    row_mix: RowMix = ALONE
     """How far the rows of a step are alike, where `batching` is ALIKE."""
 
     can_rewind: bool = True

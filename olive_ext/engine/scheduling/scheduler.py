@@ -185,7 +185,9 @@ class Scheduler:
         copies: list[Copy] = []
         is_alike = self._traits.batching is Batching.ALIKE
         has_inputs = any(not sequence.is_input_computed for sequence in self._running.values())
-        while self._waiting and self.slots.has_free and (not has_inputs or (is_alike and not self._waiting[0].num_shared)):
+        while self._waiting and self.slots.has_free:
+            if has_inputs and not (is_alike and not self._waiting[0].num_shared):
+                break
             copies.extend(self._take(self._waiting.popleft()))
             has_inputs = True
         return tuple(copies)

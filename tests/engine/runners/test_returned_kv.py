@@ -92,7 +92,9 @@ def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -
                 CONTENT[slots[0]], kept[slots[0]] = CONTENT[giver][:length], {length}
         is_kept = data.draw(st.booleans())
         rows = [
-            Row(slot, len(CONTENT[slot]), tuple(data.draw(st.lists(st.integers(1, 7), min_size=n, max_size=n))), is_kept)
+            Row(
+                slot, len(CONTENT[slot]), tuple(data.draw(st.lists(st.integers(1, 7), min_size=n, max_size=n))), is_kept
+            )
             for slot in sorted(slots)
             for n in [num_tokens]
         ]

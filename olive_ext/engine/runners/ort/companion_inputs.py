@@ -126,7 +126,9 @@ class Encoder:
         """Binds what the decoder takes of each row's source; computes it unless it is kept."""
         keys = tuple(source.key for source in sources if source is not None)
         assert len(keys) == len(sources), "checked when the request came"
-        batch = _kept(self._batches, keys, MOST_BATCHES, lambda: self._stacked([self._encoded(s) for s in sources if s]))
+        batch = _kept(
+            self._batches, keys, MOST_BATCHES, lambda: self._stacked([self._encoded(s) for s in sources if s])
+        )
         for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
         for tensor in self._spec.masks:

@@ -1,8 +1,8 @@
 """A cache that the graph returns anew (concatenated KV, states): kept as device tensors, never carried to the host.
 
-The rows of a step are a batch: what it returns is the next one's past as it is, while the rows stay the same. Where they
-change, rows of several batches are put together on the device, those with fewer positions filled up. Tensors are not
-written again, so the slots that go on from a checkpoint share them. A state cannot be cut: what was resident at a
+The rows of a step are a batch: what it returns is the next one's past as it is, while the rows stay the same. Where
+they change, rows of several batches are put together on the device, those with fewer positions filled up. Tensors are
+not written again, so the slots that go on from a checkpoint share them. A state cannot be cut: what was resident at a
 checkpoint is kept, and only to checkpoints can a slot go back.
 """
 
@@ -58,7 +58,9 @@ class ReturnedKv(KvStore):
         self._nothing = _Place(self._empty(1), 0, 0)
         self._blank = self._empty(1, 1)
         self._slots = self._fresh_slots()
-        kv = [StackedTensor(tensor.elem_type, len(tensor.shape(1, 0)), tensor.position_axis) for tensor in self._spec.kv]
+        kv = [
+            StackedTensor(tensor.elem_type, len(tensor.shape(1, 0)), tensor.position_axis) for tensor in self._spec.kv
+        ]
         states = [StackedTensor(state.elem_type, 1 + len(state.shape), None) for state in self._spec.states]
         self._stacker = Stacker(place.open_graph, place.device, [*kv, *states])
 
