@@ -23,9 +23,11 @@ from olive_ext.cli.commands import (  # noqa: E402
     COMPARE_OPTIONS,
     FOLDER_HELP,
     MODEL_HELP,
+    RECIPE_HELP,
     REPORT_HELP,
     RESULT_HELP,
     RUN_HELP,
+    RUN_MODEL_HELP,
     SCHEMA_HELP,
     SPEC_HELP,
     TARGET_HELP,
@@ -147,7 +149,8 @@ def cli() -> str:
     return _page(
         "Command line",
         f"{ABOUT} Exit status: 0; 2 for a user's error, with one line on stderr that names it; 130 after Ctrl-C; 1 for "
-        "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress bars appear only on a terminal.",
+        "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress is a bar on a terminal, else a "
+        "line a minute on stderr.",
         "## `olive-ext quickstart DIR`",
         COMMANDS["quickstart"],
         _table(("argument", "meaning"), [("`DIR`", FOLDER_HELP)]),
@@ -171,7 +174,10 @@ def cli() -> str:
         _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", RESULT_HELP)]),
         "## `olive-ext run --config RECIPE ...`",
         COMMANDS["run"],
-        _option_table([("ARGUMENT ...", RUN_HELP)], (), has_set=False),
+        _table(
+            ("argument", "meaning"),
+            [("`--config RECIPE`", RECIPE_HELP), ("`-m MODEL`", RUN_MODEL_HELP), ("`ARGUMENT ...`", RUN_HELP)],
+        ),
         "## `olive-ext check RECIPE|MODEL [OPTION ...]`",
         COMMANDS["check"],
         _option_table(

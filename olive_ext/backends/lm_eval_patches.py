@@ -17,12 +17,13 @@ import jinja2
 import lm_eval.loggers.utils
 import lm_eval.utils
 
+from olive_ext.backends.progress import shown
+
 _BARS = (
     "tqdm",
     "lm_eval.api.model",
     "lm_eval.api.task",
     "lm_eval.models.huggingface",
-    "olive_ext.backends.lm_eval.instances",
 )
 
 
@@ -75,9 +76,10 @@ def _commit() -> str | None:
 
 @contextmanager
 def quiet_bars(progress: bool) -> Iterator[None]:
-    """Progress bars appear on a terminal only, and without `progress` nowhere."""
+    """Progress bars of other libraries appear on a terminal only, and without `progress` nothing appears anywhere."""
     disable = None if progress else True  # tqdm's None: only where stderr is a terminal
     with ExitStack() as undo:
+        undo.callback(shown.reset, shown.set(progress))
         for name in _BARS:
             module: Any = sys.modules.get(name)
             bar = getattr(module, "tqdm", None)

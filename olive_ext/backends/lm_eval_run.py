@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import lm_eval
-from lm_eval.api.model import LM, CacheHook
+from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
+from olive_ext.backends.journaled_lm import JournaledLM
 from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
+from olive_ext.records.journal import Journal
 
 __all__ = ["LM", "run_tasks", "sample_line"]
 
@@ -26,14 +28,14 @@ def run_tasks(
     settings: EvaluationSettings,
     *,
     seeds: Seeds,
-    cache_stem: str | None = None,
+    journal: Journal | None = None,
     progress: bool = False,
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
     chat template is applied with its SHA-256 as `chat_template_sha`, as lm-eval's command line reports it.
 
-    Answers are cached in the database `<cache_stem>_rank0.db`. Raises `TaskError` where a task, its data or a setting
+    A model of lm-eval's own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting
     cannot be evaluated, `RunError` where the machine fails.
     """
     with (
@@ -42,10 +44,10 @@ def run_tasks(
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
-        _cache_closed(lm),
+        closing(JournaledLM(lm, journal)) if journal is not None else nullcontext(lm) as model,
     ):
         results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=lm,
+            model=model,
             tasks=list(tasks.tasks),
             task_manager=tasks,
             num_fewshot=settings.num_fewshot,
@@ -56,7 +58,6 @@ def run_tasks(
             system_instruction=settings.system_instruction,
             fewshot_as_multiturn=settings.fewshot_as_multiturn,
             gen_kwargs=dict(settings.gen_kwargs) or None,
-            use_cache=cache_stem,
             batch_size=settings.batch_size,
             device=settings.device,
             **asdict(seeds),
@@ -86,19 +87,6 @@ def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
         yield
     finally:
         tokenizer.chat_template = templates
-
-
-@contextmanager
-def _cache_closed(lm: LM) -> Iterator[None]:
-    """Closes the database of answers at the end: a thread writes to it, and closing waits for that, also after an
-    interruption."""
-    try:
-        yield
-    finally:
-        database = lm.cache_hook.dbdict
-        if database is not None:
-            database.close()
-            lm.set_cache_hook(CacheHook(None))
 
 
 def sample_line(sample: Mapping[str, Any]) -> str:

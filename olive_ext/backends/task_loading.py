@@ -24,6 +24,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.errors import TaskError, named_failures
 
 Spec = str | Mapping[str, Any]
@@ -105,15 +106,6 @@ def load_tasks(
 def _names(specs: Sequence[Spec]) -> str:
     names = [spec if isinstance(spec, str) else str(spec.get("task") or spec.get("group")) for spec in specs]
     return ", ".join(repr(name) for name in names)
-
-
-def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
-    """The folders of task files as a list; raises `TaskError` for one that does not exist."""
-    folders = [include_path] if isinstance(include_path, str) else list(include_path or ())
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise TaskError(f"'include_path' = {folder!r}: no such folder")
-    return folders
 
 
 def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], list[str]]:

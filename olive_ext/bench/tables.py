@@ -12,14 +12,12 @@ HEADS = (
     *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),
     *("ours / it", "answers"),
 )
-_ERROR_WIDTH = 120
-"""Characters; bench.json and the process's log have all of it."""
 
 
 def cells(row: Row, reference: str | None) -> tuple[str, ...]:
     """One line of the table, in the order of the heads."""
     if not row.rounds:
-        return (row.backend, *("",) * (len(HEADS) - 2), _short(row.error or "not run"))
+        return (row.backend, *("",) * (len(HEADS) - 2), "failed" if row.error else "not run")
     above = row.memory_above if row.device_above is None else row.device_above
     most = row.memory_peak if row.device_peak is None else row.device_peak
     answers = "reference" if row.backend == reference else _agreement(row.agreement)
@@ -30,12 +28,8 @@ def cells(row: Row, reference: str | None) -> tuple[str, ...]:
         f"{row.tokens_per_second:.0f}" + ("" if row.fed_per_second is None else f" (fed {row.fed_per_second:.0f})"),
         *(f"{row.seconds:.1f}", f"{row.seconds_total:.1f}", f"{above / 1e6:.0f}", f"{most / 1e6:.0f}"),
         "" if row.speedup is None else "{:.2f} ({:.2f} to {:.2f})".format(*row.speedup),
-        "; ".join(part for part in (answers, _short(row.error or "")) if part),
+        "; ".join(part for part in (answers, "failed in a round" if row.error else "") if part),
     )
-
-
-def _short(error: str) -> str:
-    return error if len(error) <= _ERROR_WIDTH else error[: _ERROR_WIDTH - 4] + " ..."
 
 
 def _agreement(found: Mapping[str, Any]) -> str:
@@ -63,6 +57,7 @@ def facts(summary: Summary) -> list[str]:
         lines.append(f"{summary.host_bytes:.0f} bytes of each request crossed from the device to the host")
     if summary.reference is not None:
         lines.append(f"answers are compared with those of {summary.reference}")
+    lines += [f"{row.backend} failed: {row.error}" for row in summary.rows if row.error]
     return lines
 
 

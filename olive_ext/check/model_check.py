@@ -132,6 +132,8 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             _add_decoder(model, findings)
+        with findings.noting_problems():
+            _add_media(model, findings.section("Pictures and sound"))
     with findings.noting_problems():
         _add_tokenizer(model, findings.section("Tokenizer"))
     with findings.noting_problems():
@@ -176,6 +178,29 @@ def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> N
         section.add(name, layout)
     section.add("KV cache", "updated in place" if spec.is_kv_in_place else "returned grown at every step")
     for note in spec.notes:
+        section.add("note", note)
+
+
+def _add_media(model: ResolvedModel, section: Section) -> None:
+    from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
+    from olive_ext.media import MediaProcessor
+
+    if model.media is None:
+        return
+    if model.media.problem:
+        section.add("refused", model.media.problem, "text runs without encoders")
+    for encoder in model.media.encoders:
+        name, part = encoder.modality.value, encoder.files.graph
+        section.add(f"{name} encoder", part, model.files.origins.get(encoder.part, ""))
+        section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
+        section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
+        section.add(f"{name} placeholder", encoder.placeholder)
+        section.add(f"{name} processor", *MediaProcessor(model.media, model.files).describe(load=True).values())
+    if model.media.encoders:
+        section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
+        section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
+        section.add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
+    for note in model.media.notes:
         section.add("note", note)
 
 

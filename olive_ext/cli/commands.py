@@ -36,7 +36,12 @@ MODEL_HELP = "An .onnx file, a folder with one or with genai_config.json, or a H
 BENCH_MODEL_HELP = "An .onnx file, or a folder with one or with genai_config.json."
 TARGET_HELP = "A recipe (.json, .yaml, .yml), or a model as for `evaluate`."
 VERIFY_HELP = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
-RUN_HELP = "Arguments of `olive run`, for instance --config recipe.json."
+RECIPE_HELP = "The recipe, .json or .yaml."
+RUN_MODEL_HELP = "An input model in place of the recipe's."
+RUN_HELP = (
+    "All other arguments of `olive run` are passed on, for instance -o DIR, --list_required_packages, --tempdir DIR, "
+    "--log_level N; `olive run --help` lists them."
+)
 SCHEMA_HELP = "Which schema; recipe by default."
 
 REPORT_HELP = (
@@ -81,7 +86,9 @@ def build_parser() -> ArgumentParser:
         made["compare"].add_argument(flag, dest=key, metavar=metavar, help=text)
     made["evalution"].add_argument("spec", metavar="SPEC", help=SPEC_HELP)
     made["evalution"].add_argument("--output", metavar="FILE", help=RESULT_HELP)
-    made["run"].add_argument("arguments", metavar="ARGUMENT", nargs="*", help=RUN_HELP)
+    made["run"].epilog = RUN_HELP
+    made["run"].add_argument("--config", "--run-config", metavar="RECIPE", required=True, help=RECIPE_HELP)
+    made["run"].add_argument("-m", "--model_name_or_path", dest="model", metavar="MODEL", help=RUN_MODEL_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)
     add_options(made["check"], [option for option in OPTIONS if option.for_check])
@@ -89,6 +96,14 @@ def build_parser() -> ArgumentParser:
         "kind", metavar="|".join(SCHEMA_KINDS), nargs="?", choices=SCHEMA_KINDS, default="recipe", help=SCHEMA_HELP
     )
     return parser
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The arguments; raises `UsageError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
+    parser = build_parser()
+    if argv[:1] == ["run"]:
+        return parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]
+    return parser.parse_args(argv)
 
 
 def quickstart_command(arguments: Namespace) -> int:
@@ -100,23 +115,24 @@ def quickstart_command(arguments: Namespace) -> int:
 
 
 def evaluate_command(arguments: Namespace) -> int:
-    """Evaluates one model and prints the table; progress bars only where stderr is a terminal."""
+    """Evaluates one model and prints the table."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model))
     from olive_ext.report import print_table
     from olive_ext.run import evaluate
 
-    print_table(evaluate(config, progress=sys.stderr.isatty()))
+    print_table(evaluate(config, progress=True))
     return 0
 
 
 def bench_command(arguments: Namespace) -> int:
-    """Measures the backends; a line on stderr for each process that has ended, the table on stdout."""
+    """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1: one failed."""
     config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
     from olive_ext.bench import bench
     from olive_ext.bench.tables import print_summary
 
-    print_summary(bench(config, say=_say), f"{config.model}: {', '.join(config.tasks)}")
-    return 0
+    summary = bench(config, say=_say)
+    print_summary(summary, f"{config.model}: {', '.join(config.tasks)}")
+    return int(any(row.error for row in summary.rows))
 
 
 def _say(line: str) -> None:
@@ -140,6 +156,8 @@ def compare_command(arguments: Namespace) -> int:
 
 def evalution_command(arguments: Namespace) -> int:
     """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
+    if not Path(arguments.spec).is_file():
+        raise ConfigError(f"'{arguments.spec}': no such file")
     try:
         from olive_ext.backends.evalution import run_spec
     except ModuleNotFoundError as error:
@@ -153,6 +171,17 @@ def evalution_command(arguments: Namespace) -> int:
     else:
         Path(arguments.output).write_text(text, encoding="utf-8")
     return 0
+
+
+def run_command(arguments: Namespace) -> int:
+    """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
+    from olive_ext.check import mistakes, read_recipe
+
+    if found := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
+        raise ConfigError("; ".join(found))
+    from olive_ext.workflow import cli_run
+
+    return cli_run(arguments.passed_on)
 
 
 def check_command(arguments: Namespace) -> int:
@@ -184,6 +213,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "bench": bench_command,
     "compare": compare_command,
     "evalution": evalution_command,
+    "run": run_command,
     "check": check_command,
     "schema": schema_command,
 }

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, build_parser
+from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, parse
 from olive_ext.errors import OliveExtError
 
 OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -40,12 +40,8 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
 
 
 def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
-    if argv[:1] == ["run"]:  # Olive parses the arguments, --help too
-        from olive_ext.workflow import cli_run
-
-        return cli_run(argv[1:])
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = parse(argv)
     except SystemExit as end:  # --help and --version
         return int(end.code or OK)
     status = (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)

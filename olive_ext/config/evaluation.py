@@ -90,12 +90,16 @@ class EvaluationSettings(ExecutionSettings):
     """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
     distributions are apart on the same tokens, and which answers flip."""
 
+    matters: Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)] = 1.0
+    """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
+    perplexity. "No loss found" is said only where a loss of this size is excluded."""
+
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
-    model_class: Annotated[Literal["hf", "ort", "ortgenai"], BeforeValidator(word)] | None = None
-    """Accepted so that a recipe ports by changing `type`: "ort" and "ortgenai" both name this package's engine, "hf"
-    the Hugging Face baseline. None decides by the model's files."""
+    model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
+    """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
+    package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
@@ -128,8 +132,13 @@ class EvaluationSettings(ExecutionSettings):
     """Folder of those logs; by default `output_dir`."""
 
     use_cache: str | None = None
-    """Path stem of a database that keeps every answer, so that an interrupted run resumes. Keyed to the model's
-    content."""
+    """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
+    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
+    is given."""
+
+    resume: bool | None = None
+    """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
+    except where `tokens_per_second` or `peak_memory` is measured."""
 
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
@@ -150,6 +159,13 @@ class EvaluationConfig(EvaluationSettings):
 
     model: ModelConfig
     """The model to evaluate."""
+
+    @property
+    def journal(self) -> str | None:
+        """Path stem of the journal; None where no place for it is given."""
+        if self.use_cache is None and self.output_dir is not None:
+            return str(Path(self.output_dir, "journal", "answers"))
+        return self.use_cache
 
     def opening(self) -> ModelSettings:
         """The settings of opening the evaluated model. Where `model.kind` is "auto", `model_class` decides the kind:

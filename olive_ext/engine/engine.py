@@ -66,6 +66,17 @@ class Engine:
                 self._drive(loop, items, put)
         return [results[place] for place in range(len(requests))]
 
+    @property
+    def num_slots(self) -> int:
+        """Sequences that are decoded together at most."""
+        return self.runner.capacity.num_slots
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+        """Runs each chunk by itself, from an empty cache; `done(number, results)` is called as each is complete."""
+        for number, requests in enumerate(chunks):
+            self.reset()
+            done(number, self.run(requests))
+
     def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
         one plan needs.
@@ -74,7 +85,7 @@ class Engine:
         of it has a slot.
         """
         loop, source = self._generating, iter(items)
-        window = WINDOW_PER_SLOT * self.runner.capacity.num_slots
+        window = WINDOW_PER_SLOT * self.num_slots
         with self._running():
             self._enter(loop)
             batch = _read(source, window)

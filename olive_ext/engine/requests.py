@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import Media
 from olive_ext.errors import OliveExtError
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
@@ -47,7 +48,9 @@ class Generation:
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
-    is_finished: Callable[[Sequence[int]], bool] | None = None
+    is_finished: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
+    stops: tuple[str, ...] = ()
+    """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,15 @@ def source_key(source: Source | None) -> str:
 class Request:
     """`tokens`, of which the last `num_targets` are scored, and what to generate behind them (nothing when None).
 
-    `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`.
+    `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which of the tokens
+    are placeholders of pictures and sounds.
     """
 
     tokens: tuple[int, ...]
     num_targets: int = 0
     generation: Generation | None = None
     source: Source | None = None
+    media: Media = ()
     records: tuple[int, ...] = ()
     """For each target the number of the reference's record: that of the distribution that the target is scored with."""
 
@@ -93,6 +98,8 @@ class Request:
             raise OliveExtError(
                 f"a target needs a token before it: {self.num_targets} of {len(self.tokens)} are targets"
             )
+        if self.media and self.media[-1].stop > len(self.tokens) - self.num_targets:
+            raise OliveExtError("a picture or sound among the targets: only text can be scored")
         if self.generation is None and self.num_targets == 0:
             raise OliveExtError("a request asks for nothing: give targets or a generation")
         if self.generation is not None and (not self.tokens or self.generation.max_new_tokens < 1):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Notes, Source
 
 FloatArray = npt.NDArray[np.float32]
@@ -114,6 +115,9 @@ class Row:
 
     source: Source | None = None
     """The input of an encoder-decoder's encoder; the same for all that is resident in the slot."""
+
+    media: Media = ()
+    """The pictures and sounds of the whole sequence. `tokens` hold numbers in place of their placeholders."""
 
     cells_P: CellArray | None = None
     """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""

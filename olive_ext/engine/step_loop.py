@@ -14,6 +14,7 @@ from typing import Any
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
+from olive_ext.engine.scheduling.media_ids import MediaIds
 from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
@@ -35,6 +36,8 @@ class StepLoop:
         self._counters = counters
         self._steps = ScoringSteps(self._chunk_size, form, self.traits)
         self._limit = UNLIMITED
+        self._cells = 0
+        self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
         self._begun: Future[StepOutput] | None = None
@@ -76,11 +79,16 @@ class StepLoop:
                 )
             self._runner.check_source(request.source)
             self._tap.check_source(request.source)
+            self._runner.check_media(request.media)
+            self._tap.check_media(request.media)
+        items = [(key, self._media_ids.put(request)) for key, request in items]
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache
-        self.reserve(*self._needed([request for _, request in items]))
-        if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self.capacity, self._steps.size):
+        positions, cells = self._needed([request for _, request in items])
+        self.reserve(positions, cells)
+        self._cells = max(self._cells, cells)
+        if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self._in_use, self._steps.size):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive
@@ -92,16 +100,15 @@ class StepLoop:
         where the scheduler knows it."""
         scheduler = self._scheduler
         present, self._begun = self._begun, None
-        if present is None:
+        if not scheduler.is_planned:
             scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
-            present = present or self._thread.begin(scheduler.present)
-            self._begun = self._thread.begin(overlapped)
+            present = present or self._thread.begin(scheduler.present, is_overlapped=False)
+            self._begun = self._thread.begin(overlapped, is_overlapped=True)
         try:
             output = self.run(scheduler.present) if present is None else present.result()
         except MemoryShortageError as error:
-            self._begun = None  # behind a step that failed none has run
-            scheduler.drop_overlapped()
+            self._begun = None  # behind a step that failed none has run: the overlapped one is run again
             self.settle()
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
@@ -128,7 +135,9 @@ class StepLoop:
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
         self._begun = None
+        self._cells = 0
         self._scheduler = self._new_scheduler()
+        self._media_ids = MediaIds()
         self._tap.forget()
         self.settle()
 
@@ -170,9 +179,16 @@ class StepLoop:
         except MemoryShortageError as error:
             return self._in_halves(step, error)
 
+    @property
+    def _in_use(self) -> Capacity:
+        """The capacity with the cells needed since the last reset. More may be there from earlier requests, but steps
+        follow from the present ones alone, and so do the bits of their numbers."""
+        capacity = self.capacity
+        return capacity._replace(cells=min(self._cells, capacity.cells))
+
     def _new_scheduler(self) -> Scheduler:
         """A scheduler knows one capacity and one form of steps."""
-        scheduler = Scheduler(self.traits, self.capacity, self._counters, self._chunk_size, self._steps.size)
+        scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps.size)
         scheduler.limit = self._limit
         return scheduler
 

@@ -78,6 +78,33 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
     return _rows_graph(nodes, elem_types, ["x"])
 
 
+FEATURES = "y"
+"""The output of `cut_graph` and `join_graph`."""
+
+
+def cut_graph(elem_type: int) -> bytes:
+    """`y` [N,H] = rows `first`[1] to `stop`[1] of `x`, whose axes before the last count rows."""
+    shape = helper.make_tensor("all_rows", TensorProto.INT64, [1], [-1])
+    width = [helper.make_node("Shape", ["x"], ["width"], start=-1)]
+    nodes = [
+        *width,
+        helper.make_node("Concat", ["all_rows", "width"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["rows"]),
+        helper.make_node("Slice", ["rows", "first", "stop"], [FEATURES]),
+    ]
+    inputs = [_value("x", elem_type, None)]
+    inputs += [_value(name, TensorProto.INT64, [1]) for name in ("first", "stop")]
+    outputs = [_value(FEATURES, elem_type, ["N", "H"])]
+    return _serialized(helper.make_graph(nodes, "cut", inputs, outputs, [shape]))
+
+
+def join_graph(elem_type: int) -> bytes:
+    """`y` = the rows of `a` [N,H], then those of `b`."""
+    inputs = [_value(name, elem_type, [f"N{name}", "H"]) for name in "ab"]
+    nodes = [helper.make_node("Concat", ["a", "b"], [FEATURES], axis=0)]
+    return _serialized(helper.make_graph(nodes, "join", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
+
+
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] behind a past [1, H, P, D], to `attended` of the
     shape of `query`. `seqlens_k` int32[1] is the total length less one."""

@@ -8,6 +8,7 @@ Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
@@ -229,6 +232,9 @@ class _Reader:
         known = {origin: int(limit) for origin, limit in limits.items() if limit}
         if not known:
             raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        if max_length is not None and max_length > min(known.values()):
+            text = "'max_length' = %d is beyond the model's context length, which is used: %d"
+            logger.warning(text, max_length, min(known.values()))
         winner = min(known, key=lambda origin: known[origin])
         others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
         self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))

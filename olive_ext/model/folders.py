@@ -23,7 +23,18 @@ _LEVELS_UP = 3
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 _SECTIONS = ("embedding", "encoder")
-"""Sections of genai_config.json whose graph evaluation needs. Those for images are left alone: text has none."""
+"""Sections of genai_config.json whose graph text needs."""
+
+_MEDIA_SECTIONS = {"vision": "vision", "speech": "audio"}
+"""Sections whose graph only pictures or sound need, and what that is called here."""
+
+_SIBLINGS = {
+    "encoder": "encoder",
+    "embedding": "embedding",
+    "vision_encoder": "vision",
+    "audio_encoder": "audio",
+}
+"""Folders beside the decoder's in which mobius puts a graph of the decoder's file name, and what that does."""
 
 _WITH_PAST, _WITHOUT_PAST, _MERGED, _ENCODER = (
     "decoder_with_past_model",
@@ -75,6 +86,20 @@ def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
         return False
     owner, slash, _ = name.partition("/")
     return not Path(owner).is_dir() if slash else not needs_owner
+
+
+def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
+    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
+
+    Olive takes a path that does not exist for a name on the hub, and looks there.
+    """
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        return ""
+    if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
+        return f"'input_model.model_path' = '{path}': no such file or folder"
+    if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
+        return f"'input_model.onnx_file_name' = '{onnx_file_name}' is not in '{path}': {contents(Path(path))}"
+    return ""
 
 
 def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -137,10 +162,15 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
     """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
-    "first_step": a decoder without a past, which computes the cross-attention KV. Raises `ModelError` for a graph that
-    genai_config.json names and that does not exist.
+    "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
+    features the embedding graph puts among the embeddings; those that do not exist are missed by pictures and sound
+    alone. Raises `ModelError` for another graph that genai_config.json names and that does not exist.
     """
     found = _by_name(decoder)
+    for section, part in _MEDIA_SECTIONS.items():
+        name = genai_config.get("model", {}).get(section, {}).get("filename")
+        if name and (directory / name).is_file():
+            found[part] = (directory / name, f"genai_config.json's model.{section}.filename")
     for part in _SECTIONS:
         if name := genai_config.get("model", {}).get(part, {}).get("filename"):
             key, file = f"model.{part}.filename", directory / name
@@ -171,10 +201,14 @@ def _by_name(decoder: Path) -> dict[str, tuple[Path, str]]:
             files = {part: decoder.with_stem(decoder.stem.replace(stem, name, 1)) for part, name in wanted.items()}
             rule = f"optimum's name, beside '{decoder.name}'"
             return {part: (file, rule) for part, file in files.items() if file.is_file()}
-    sibling = decoder.parent.parent / "encoder" / decoder.name
-    if decoder.parent.name == "decoder" and sibling.is_file():
-        return {"encoder": (sibling, "the folder 'encoder' beside the decoder's")}
-    return {}
+    if decoder.parent.name != "decoder":
+        return {}
+    siblings = {part: (folder, decoder.parent.parent / folder / decoder.name) for folder, part in _SIBLINGS.items()}
+    return {
+        part: (file, f"the folder '{folder}' beside the decoder's")
+        for part, (folder, file) in siblings.items()
+        if file.is_file()
+    }
 
 
 def pipeline_stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:

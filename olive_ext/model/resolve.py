@@ -18,6 +18,7 @@ from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
+from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
@@ -107,6 +108,27 @@ class ResolvedModel:
             raise decisions.suggest_genai(error, files) from error
 
     @cached_property
+    def media(self) -> MediaSpec | None:
+        """What a multimodal package takes besides text; None for other models. Encoders that are not understood are a
+        `problem` of pictures and sound alone."""
+        companions = self.files.companions
+        parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
+        if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
+            return None
+        from olive_ext.model.decoder_spec import read_embedding
+        from olive_ext.model.media_spec import read_media
+
+        embedding = read_graph(companions["embedding"].graph)
+        configs = self.files.genai_config.get("model", {}), self.files.hf_config
+        try:
+            encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
+            return read_media(
+                self.spec, (embedding, read_embedding(embedding, self.spec.embeddings)), encoders, configs
+            )
+        except ModelError as error:
+            return MediaSpec((), problem=str(error))
+
+    @cached_property
     def context_length(self) -> int | None:
         """The longest context in tokens; None where the model's files do not give it."""
         try:
@@ -135,7 +157,8 @@ class ResolvedModel:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
         scoring = self.scoring.reason if self.scoring.reason.startswith(decisions.ONE_BY_ONE) else ""
-        return (*self.spec.notes, *filter(None, (self.buckets.note, scoring)))
+        media = self.media.notes if self.media is not None else ()
+        return (*self.spec.notes, *media, *filter(None, (self.buckets.note, scoring)))
 
     @cached_property
     def digest(self) -> str | None:

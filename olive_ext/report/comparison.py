@@ -124,6 +124,11 @@ class Outcome:
         """Whether the values may be shown in percent, and differences in percentage points."""
         return max(abs(self.reference), abs(self.candidate)) <= 1
 
+    @property
+    def unit(self) -> float:
+        """What turns a difference into points: 100 for a share, else 1."""
+        return 100.0 if self.is_share else 1.0
+
 
 @dataclass(frozen=True)
 class Flip:
@@ -154,6 +159,19 @@ class Comparison:
     flips: tuple[Flip, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
+
+    matters: float = 1.0
+    """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
+
+    def documents(self) -> dict[str, int]:
+        """The number of documents of each task."""
+        found = {item.task: item.num_documents for item in self.divergences}
+        found |= {item.task: item.num_documents for item in self.outcomes}
+        return {task: number for task, number in found.items() if task != ALL}
+
+    def loss_that_matters(self, outcome: Outcome) -> float:
+        """`matters` as a difference of the outcome's metric."""
+        return self.matters / outcome.unit
 
     def overall_outcome(self) -> Outcome | None:
         """The outcome over all tasks; where there is none the first; None where no document has a value."""

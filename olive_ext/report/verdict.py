@@ -1,122 +1,118 @@
-"""The one line on what a comparison found: "no loss found", never that there is none. Pure; knows no form."""
+"""The one line on what a comparison found, and the figures by which. Never says that two models are the same.
+
+Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
+and the distributions to be near.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report import numbers
+from olive_ext.report.bands import Band, band_of
+from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
+from olive_ext.report.comparison import ALL, Comparison, Divergence
 from olive_ext.report.numbers import joined
 
-Kind = Literal["loss", "no_loss_found", "gain", "nothing_compared", "cannot_tell"]
+Kind = Literal[
+    "cannot_tell", "loss", "distant", "too_few", "small_loss", "gain", "no_loss_found", "no_difference",
+    "nothing_compared",
+]  # fmt: skip
+"""From the worst on; the last has nothing to go by."""
 
-_LEVEL = 0.05
-_QUANTILE = 1.96
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _SAME_NATS = 1e-6
-_LEAST_CHANGE = 0.001
-"""The least relative change of a perplexity that counts: on many texts much less is certain, and matters to nobody."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` for colours and signs, `line` for people: what was found, a colon, the numbers."""
+    """`kind` for colours and signs, `finding` for people, and the figures that it was found by."""
 
     kind: Kind
-    line: str
+    finding: str
+    figures: tuple[Figure, ...] = ()
+    num_documents: int = 0
+
+    @property
+    def line(self) -> str:
+        """Finding, figures and documents in one line."""
+        if not self.figures:
+            return self.finding
+        return f"{self.finding}: {', '.join(map(str, self.figures))} ({self.num_documents:,} documents)"
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    """Loss or gain where the 95 % interval of the accuracy difference over all documents excludes zero, where a task's
-    exact p-value stays below 5 % after Holm's correction for the number of tasks (Holm 1979), or where a perplexity of
-    whole texts (a task without answers) changed by more than 1.96 standard errors and 0.1 %. A loss anywhere is
-    one of the model."""
-    outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
-    if outcome is None and divergence is None:
+    """What a comparison found.
+
+    A loss or a gain is certain where the 95 % interval of the accuracy difference over all documents excludes zero
+    (`changes`: also other metrics, single tasks by Holm's correction of their exact p-values, Holm 1979), where the
+    perplexity of whole texts changed by more than 1.96 standard errors and 0.1 %, or where the distributions are as far
+    apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
+    loss is found where one that matters is excluded everywhere, and distributions are as near as with weights of 4
+    bits. A loss anywhere is one of the model. No difference is found where all distributions are equal but for
+    rounding, and no document flips: then few documents do, too.
+    """
+    changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
+    divergence = comparison.overall_divergence()
+    figures, documents = tuple(_figures(comparison, divergence)), sum(comparison.documents().values())
+    if not figures:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
-    numbers = _numbers(outcome, divergence)
     if wrong := _non_finite(comparison):
-        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}: {numbers}")
-    lost, gained = _changed(comparison)
-    if lost:
-        return Verdict("loss", f"loss found in {joined(lost)}: {numbers}")
-    if gained:
-        return Verdict("gain", f"no loss found, gain in {joined(gained)}: {numbers}")
-    return Verdict("no_loss_found", f"no {_kind_of_loss(outcome, divergence)} found: {numbers}")
+        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
+    if _is_same(comparison, divergence):
+        return Verdict("no_difference", "no difference found", figures, documents)
+    band = None if divergence is None else band_of(divergence)
+    against = list(_against(changes, band, comparison.matters))
+    found = against or [_in_favour(changes)]
+    worst = min((kind for kind, _ in found), key=_KINDS.index)
+    told = [text for kind, text in found if kind == worst or worst != "loss"]
+    return Verdict(worst, "; ".join(told), figures, documents)
+
+
+def _against(changes: list[Change], band: Band | None, matters: float) -> Iterator[tuple[Kind, str]]:
+    """Everything that stands against the candidate."""
+    lost = [change for change in changes if change.is_lost]
+    if large := [change.name for change in lost if change.low < -matters]:
+        yield "loss", f"loss found in {joined(large)}"
+    if band is not None and band.weight is not None:
+        yield band.weight, f"the distributions are far apart, {band.words}"
+    if small := [change.name for change in lost if change.low >= -matters]:
+        yield "small_loss", f"loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
+    if possible := [change.possible_loss for change in changes if change not in lost and change.low < -matters]:
+        yield "too_few", f"too few documents to tell: {joined(possible)}"
+
+
+def _in_favour(changes: list[Change]) -> tuple[Kind, str]:
+    gained = [change.name for change in changes if change.is_gained]
+    return ("gain", f"no loss found, gain in {joined(gained)}") if gained else ("no_loss_found", "no loss found")
+
+
+def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
+    flipped = any(item.right_to_wrong + item.wrong_to_right for item in comparison.outcomes)
+    return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
 
 
 def _non_finite(comparison: Comparison) -> list[str]:
     """Names of what is NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
+    texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
     scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
-    return distances + scores
+    return distances + texts + scores
 
 
-def _changed(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """Names of the metrics and perplexities that became worse, and of those that became better."""
-    lost: list[str] = []
-    gained: list[str] = []
-    outcome = comparison.overall_outcome()
-    if outcome is not None:
-        sign = 1 if outcome.higher_is_better else -1
-        low, high = sorted((sign * outcome.low, sign * outcome.high))
-        name = "accuracy" if outcome.task == ALL else f"{outcome.task} {outcome.metric}"
-        (lost if high < 0 else gained if low > 0 else []).append(name)
-    for item in _significant(comparison.outcomes):
-        name = f"{item.task} {item.metric}"
-        side = lost if item.right_to_wrong > item.wrong_to_right else gained
-        side += [] if name in side else [name]
-    for found in _texts(comparison):
-        if found.perplexity_ratio_stderr is None:
-            continue
-        change, margin = found.perplexity_ratio - 1, _QUANTILE * found.perplexity_ratio_stderr
-        if abs(change) > max(margin, _LEAST_CHANGE):
-            name = f"{found.task} perplexity ({100 * change:+.2g} ± {100 * margin:.2g} %)"
-            (lost if change > 0 else gained).append(name)
-    return lost, gained
-
-
-def _significant(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes with p below 5 % by Holm's step-down procedure; each task counts once, by its first outcome."""
-    firsts = {item.task: item for item in reversed(outcomes) if item.task != ALL}
-    ordered = sorted(firsts.values(), key=lambda item: item.mcnemar_p)
-    kept: list[Outcome] = []
-    for rank, item in enumerate(ordered):
-        if item.mcnemar_p * (len(ordered) - rank) >= _LEVEL:
-            break
-        kept.append(item)
-    return kept
-
-
-def _texts(comparison: Comparison) -> list[Divergence]:
-    """The divergences of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
-    answered = {item.task for item in comparison.outcomes}
-    return [item for item in comparison.divergences if item.task not in {ALL, *answered}]
-
-
-def _kind_of_loss(outcome: Outcome | None, divergence: Divergence | None) -> str:
-    flipped = outcome is not None and outcome.right_to_wrong + outcome.wrong_to_right
-    is_same = divergence is not None and divergence.kl.maximum < _SAME_NATS
-    return "difference" if is_same and not flipped else "loss"
-
-
-def _numbers(outcome: Outcome | None, divergence: Divergence | None) -> str:
-    parts = []
-    if outcome is not None:
-        has_shares = outcome.metric.startswith(("acc", "exact_match"))
-        name = "accuracy" if has_shares else f"{outcome.metric} of {outcome.task}"
-        parts.append(f"{name} difference {_interval(outcome)}")
+def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[Figure]:
+    """The figures of answers, distributions and whole texts."""
+    yield from (change.figure for change in changes_of_answers(comparison))
+    overall = comparison.overall_outcome()
+    if overall is not None and overall.is_binary:
+        name = "flips lost / won" if overall.task == ALL else f"{overall.task} flips lost / won"
+        yield Figure(name, f"{overall.right_to_wrong} / {overall.wrong_to_right}")
     if divergence is not None:
-        parts.append(f"KL {divergence.kl.mean:.2g} nats")
-        parts.append(f"top-1 agreement {100 * divergence.top1_agreement:.1f} %")
-    documents = next((item.num_documents for item in (outcome, divergence) if item is not None), 0)
-    return f"{', '.join(parts)} ({documents:,} documents)"
-
-
-def _interval(outcome: Outcome) -> str:
-    """The difference with its 95 % interval, in percent where the values are shares."""
-    if outcome.is_share:
-        low, high = 100 * outcome.low, 100 * outcome.high
-        return f"{100 * outcome.difference:+.1f} % [{low:+.1f}, {high:+.1f}]"
-    return f"{outcome.difference:+.3g} [{outcome.low:+.3g}, {outcome.high:+.3g}]"
+        mean = numbers.nats_with_error(divergence.kl.mean, divergence.kl.stderr)
+        words = band_of(divergence).words if math.isfinite(divergence.kl.mean) else ""
+        yield Figure("mean KL", f"{mean.value} nats", ", ".join(part for part in (mean.margin, words) if part))
+        yield Figure("same top token", numbers.percent(divergence.top1_agreement, divergence.top1_agreement_stderr))
+    yield from (change.figure for change in changes_of_texts(comparison))

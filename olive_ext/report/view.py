@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.report import numbers
+from olive_ext.report.changes import difference_texts
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import Measured
 from olive_ext.report.page import Contrast
@@ -137,9 +138,9 @@ def difference_rows(contrasts: Iterable[Contrast]) -> list[DifferenceRow]:
 
 
 def _difference(candidate: str, outcome: Outcome) -> DifferenceRow:
-    unit, score = (100.0, numbers.percent) if outcome.is_share else (1.0, numbers.nats)
-    difference, low, high = (unit * value for value in (outcome.difference, outcome.low, outcome.high))
-    places = numbers.decimals((high - low) / 4 if high > low else None, most=2)
+    score = numbers.percent if outcome.is_share else numbers.nats
+    difference, low, high = (outcome.unit * value for value in (outcome.difference, outcome.low, outcome.high))
+    shown, interval = difference_texts(outcome)
     return DifferenceRow(
         candidate=candidate,
         outcome=outcome,
@@ -149,8 +150,8 @@ def _difference(candidate: str, outcome: Outcome) -> DifferenceRow:
         low=low,
         high=high,
         tone=_tone(outcome),
-        shown=numbers.plus(difference, places),
-        interval=f"{numbers.plus(low, places)} to {numbers.plus(high, places)}",
+        shown=shown,
+        interval=interval,
         reference_score=score(outcome.reference),
         candidate_score=score(outcome.candidate),
         documents=numbers.count(outcome.num_documents),

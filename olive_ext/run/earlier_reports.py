@@ -11,6 +11,7 @@ from typing import Any
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison, Flip, Outcome
+from olive_ext.report.metrics import NAMES
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Column, Contrast, Page, check_comparable, model_name, short_names
 from olive_ext.run.reference.answers import compare_answers
@@ -46,6 +47,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     reports = _baseline_first(load(given), baseline)
     if len(reports) < 2:
         raise ConfigError(f"'{given[0]}' holds one report: give two or more")
+    _refuse_strangers(reports)
     check_comparable([(item.name, item.report) for item in reports])
     columns = tuple(Column(item.name, item.report.metrics, item.report) for item in reports)
     first, *others = reports
@@ -118,6 +120,20 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
     raise ConfigError(f"'--baseline' = '{baseline}': give one of {names}")
 
 
+def _refuse_strangers(reports: Sequence[Named]) -> None:
+    """Raises `ConfigError` for a report without any task of the baseline's: there is nothing to compare."""
+    (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
+    for name, own in others:
+        if (asked or own) and not asked.keys() & own.keys():
+            both = "; ".join(", ".join(found) or "none" for found in (asked, own))
+            raise ConfigError(f"cannot compare '{first}' and '{name}': they have no task in common ({both})")
+
+
+def _tasks(report: Report) -> dict[str, None]:
+    """The tasks and groups of a report that have scores of documents, in its order."""
+    return dict.fromkeys(item.task for item in report.metrics if item.n is not None and item.metric not in NAMES)
+
+
 def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     """The comparison of each report with the first, where there is any."""
     model = first.report.model
@@ -134,9 +150,14 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if own is not None and divergences and not is_same:
             note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
         if outcomes or divergences:
-            comparison = Comparison(facts, divergences, outcomes, flips)
+            comparison = Comparison(facts, divergences, outcomes, flips, matters=_matters(item))
             found.append(Contrast(item.name, first.name, comparison, note))
     return found
+
+
+def _matters(item: Named) -> float:
+    """The loss that matters, as the candidate's evaluation had it."""
+    return float(item.report.config.get("matters", Comparison.matters))
 
 
 def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
@@ -149,6 +170,6 @@ def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip
     """Outcomes and flips of the documents that both reports have logged."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
-        return compare_answers(one.answers(), two.answers(), two.samples, two.tasks)
+        return compare_answers(one.answers(), two.answers(), two.samples, two.tasks, _matters(other))
     except TaskError as error:
         raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error

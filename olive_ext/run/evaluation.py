@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
@@ -23,22 +24,25 @@ from olive_ext.run.sample_logs import sample_fields, write_samples
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.records.journal import Journal
 
 
 def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
-    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal. Every failure
-    but an interruption is an `OliveExtError`; a task that does not exist is noticed before the model is opened, and
-    nothing is written unless all is done.
+    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
+    minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
+    folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
+    when all is done.
     """
+    log_folder, models = _log_folder(config), Models(config, progress)
+    if lm is None:
+        _refuse_missing(config, models)
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
-    log_folder = _log_folder(config)
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
-    models = Models(config, progress)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -48,9 +52,10 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
+        journal = models.keep_answers(model) if model is not None else None
         try:
             loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds)
+            results = _run(models, model, tasks, seeds, journal)
             seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
             report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
@@ -58,15 +63,29 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
                 metrics = (*report.metrics, *comparison_metrics(comparison))
                 report = replace(report, metrics=metrics, comparison=comparison)
         finally:
+            if lm is not None and hasattr(lm, "session"):
+                lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    if config.output_dir is not None:
-        write(report, config.output_dir)
-    log_report(report, config.output_dir)
+    return _published(report, config.output_dir)
+
+
+def _published(report: Report, folder: str | None) -> Report:
+    if folder is not None:
+        write(report, folder)
+    log_report(report, folder)
     return report
+
+
+def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
+    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    task_folders(config.include_path)
+    for model in (models.own, models.other) if config.reference is not None else (models.own,):
+        if model.kind == "onnx":
+            _ = model.providers
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
@@ -78,25 +97,17 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     return Path(folder)
 
 
-def _run(models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds) -> dict[str, Any]:
+def _run(
+    models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, journal: Journal | None
+) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
     config, has_reference = models.config, models.config.reference is not None
-    stem = f"{config.use_cache}_{_answers_key(lm)}" if config.use_cache else None
     return run_tasks(
-        lm, tasks, config, seeds=seeds, cache_stem=stem, progress=models.progress, log_samples=has_reference
+        lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=has_reference
     )
-
-
-def _answers_key(lm: LM) -> str:
-    """The key of the database of answers: a digest of the model's content and of the settings that matter."""
-    if hasattr(lm, "answers_key"):
-        return str(lm.answers_key())
-    from olive_ext.backends.hf import answers_key
-
-    return answers_key(lm)
 
 
 def _report(

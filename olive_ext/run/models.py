@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.run.reference.known_answers import KeptGenerations
+from olive_ext.records.journal import Journal
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
@@ -84,7 +85,23 @@ class Models:
 
     def resident(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
-        return candidate.over(candidate.session.reference, observer)
+        reference = candidate.over(candidate.session.reference, observer)
+        self.keep_answers(reference)
+        return reference
+
+    def keep_answers(self, lm: LM) -> Journal | None:
+        """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
+        that is returned."""
+        session, stem = getattr(lm, "session", None), self.config.journal
+        resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
+        if session is not None:
+            session.keep_answers(stem, resume=resume, facts={"versions": _runtimes()})
+        if session is not None or stem is None:
+            return None
+        from olive_ext.backends.hf import answers_key
+
+        key = answers_key(lm)
+        return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
 
     def _open(self, model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
         """An ONNX model on this package's engine, a Hugging Face model as lm-eval's baseline."""
@@ -121,8 +138,8 @@ class Models:
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        kept = KeptGenerations(self._records / "generated.jsonl", {"model": lm.answers_key()}, observer)
-        lm.observer, lm.known_answers = kept.observe, kept
+        lm.session.keep_answers(self._records / "answers", facts={"versions": _runtimes()})
+        lm.observer = observer
         return lm
 
     def _check_tokenizers(self) -> None:
@@ -131,6 +148,18 @@ class Models:
         both = self.other, self.own
         traits, own = (tokenizer_traits(load_tokenizer(model.files.tokenizer)) for model in both)
         refuse_other_tokenizer(traits, own, *(model.settings.model for model in both))
+
+
+def _is_timed(config: EvaluationConfig) -> bool:
+    """Whether the machine's work is measured, which answers of earlier runs would not be."""
+    return any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(config))
+
+
+def _runtimes() -> dict[str, str]:
+    """Versions of the libraries that compute."""
+    from olive_ext.backends.package_versions import RUNTIMES, versions
+
+    return {name: found for name, found in versions().items() if name in RUNTIMES}
 
 
 def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:

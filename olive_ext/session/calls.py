@@ -6,14 +6,18 @@ refused. Knows no engine and no text.
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import SessionError
+from olive_ext.errors import OliveExtError, SessionError
 from olive_ext.text.conversion import Converted
+
+logger = logging.getLogger(__name__)
 
 Output = TypeVar("Output")
 
@@ -90,3 +94,21 @@ class Batch(Generic[Output]):
         self.outputs[index] = output
         if self._on_result is not None:
             self._on_result(index, output)
+
+
+def warn_of_cuts(are_cut: Sequence[bool], length: int, names: Sequence[str]) -> None:
+    """Warns where requests lost their beginning to fit into `length` tokens; `names`, where given, say whose."""
+    if any(are_cut):
+        whose = Counter(name for name, is_cut in zip(names, are_cut, strict=False) if is_cut)
+        listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
+        text = "%d of %d requests were cut on the left to fit into %d tokens%s"
+        logger.warning(text, sum(are_cut), len(are_cut), length, listed)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Says which request a user's error is about."""
+    try:
+        yield
+    except OliveExtError as error:
+        raise type(error)(f"{what}: {error}") from error

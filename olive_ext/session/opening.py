@@ -21,12 +21,14 @@ from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError
+from olive_ext.media import MediaProcessor
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from olive_ext.session.session import Session
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
@@ -121,6 +123,7 @@ class Parts:
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     encoding: Encoding | None
+    media: MediaText | None
 
     @property
     def name(self) -> str:
@@ -140,6 +143,7 @@ class Parts:
             encoding=self.encoding,
             records=records,
             model=self.model,
+            media=self.media,
             beside=beside,
         )
 
@@ -155,7 +159,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     kind = opened.runner.traits.source_kind
     start = read_start(files.directory, files.genai_config) if kind is not None else None
     encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
-    return Parts(model, opened, tokenizer, stop_ids, encoding)
+    media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
+    return Parts(model, opened, tokenizer, stop_ids, encoding, media)
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:

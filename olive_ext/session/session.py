@@ -10,16 +10,20 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
-from olive_ext.session.calls import Batch, Turns
+from olive_ext.records.journal import Journal, facts_key
+from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
+from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -33,14 +37,14 @@ from olive_ext.text.requests import (
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from olive_ext.engine.engine import Engine
+    from olive_ext.session.executor import Executor
 
 logger = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
-ToScore: TypeAlias = ScoringRequest | tuple[Text, Text]
+ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
 
 
@@ -49,14 +53,14 @@ class Session:
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
     With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. `beside` is the session that owns the model of this one, as for the session of a resident reference:
-    the two take turns, and closing `beside` closes both.
+    engine writes. With `media` requests may give pictures. `beside` is the session that owns the model of this one, as
+    for the session of a resident reference: the two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Executor,
         tokenizer: Tokenizer,
         *,
         stop_ids: Iterable[int] | None = None,
@@ -64,16 +68,21 @@ class Session:
         encoding: Encoding | None = None,
         records: Records | None = None,
         model: ResolvedModel | None = None,
+        media: MediaText | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
         self.records = records
+        self.media = media
         self.model = model
         """The opened model, resolved; None for a session around an engine that a caller made."""
 
         self.reference: Session | None = None
         """The resident reference, as a session of its own: it scores and generates alone."""
+
+        self.journal: Journal | None = None
+        """Where answers are kept; see `keep_answers`."""
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
@@ -97,14 +106,18 @@ class Session:
         return self._engine.counters
 
     def generate(
-        self, requests: Sequence[ToGenerate], on_result: Callable[[int, GenerationOutput], None] | None = None
+        self,
+        requests: Sequence[ToGenerate],
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[GenerationOutput]:
         """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order.
+        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, self._convert_generation, on_result)
+        return self._run("generate", requests, self._convert_generation, on_result, names)
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -118,19 +131,42 @@ class Session:
         return self._generate_continuous(items)
 
     def loglikelihood(
-        self, requests: Sequence[ToScore], on_result: Callable[[int, ScoringOutput], None] | None = None
+        self,
+        requests: Sequence[ToScore],
+        on_result: Callable[[int, ScoringOutput], None] | None = None,
+        *,
+        names: Sequence[str] = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, self._convert_scoring, on_result)
+        return self._run("loglikelihood", requests, self._convert_scoring, on_result, names)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
         return self._run("loglikelihood_rolling", requests, self._convert_rolling, on_result)
+
+    def keep_answers(
+        self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """From now on every answer is kept in a journal, and one that is in it is not computed again. With None for
+        `stem` this ends. Scores of a session that writes `records` are kept in those.
+
+        The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
+        model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
+        chunks, so that an interrupted session that is resumed gives the same bits as one that was not. Raises
+        `RecordsError`.
+        """
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            journal.close()
+        if stem is None:
+            return
+        deciding = {**deciding_facts(self), **(facts or {})}
+        self.journal = Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
 
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
@@ -152,15 +188,17 @@ class Session:
                 if self.reference is not None:
                     self.reference._drop_results()
                 self._engine.close()
-                if self.records is not None:
-                    self.records.close()
+                for kept in (self.records, self.journal, self.reference and self.reference.journal):
+                    if kept is not None:
+                        kept.close()
 
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
         facts = self._engine.describe()
         counters = {**dataclasses.asdict(self._engine.counters), **facts.get("counters", {})}
-        return {**self._facts, "max_length": self.max_length, **facts, "counters": counters}
+        journal = {"journal": self.journal.describe()} if self.journal is not None else {}
+        return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 
     def __enter__(self) -> Self:
         return self
@@ -174,21 +212,24 @@ class Session:
         requests: Sequence[Asked],
         convert: Callable[[Asked], Converted[Output]],
         on_result: Callable[[int, Output], None] | None,
+        names: Sequence[str] = (),
     ) -> list[Output]:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
         with self._turns.turn(call):
             converted = []
             for index, request in enumerate(requests):
-                with _naming(f"request {index}"):
+                with naming(f"request {index}"):
                     converted.append(convert(request))
-            num_truncated = sum(item.is_truncated for item in converted)
-            if num_truncated:
-                logger.warning("%d of %d requests were cut on the left to fit", num_truncated, len(converted))
+            warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
             batch = Batch(converted, on_result)
             if batch.requests:
                 with self._work():
-                    self._engine.run(batch.requests, batch.take)
+                    if self.journal is None:
+                        self._engine.run(batch.requests, batch.take)
+                    else:
+                        is_kept = self.records is None or call == "generate"
+                        run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
@@ -202,7 +243,7 @@ class Session:
                     yield None
                     continue
                 key, request = item
-                with _naming(f"request {key!r}"):
+                with naming(f"request {key!r}"):
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
@@ -240,26 +281,17 @@ class Session:
 
     def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
         request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding)
+        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding, self.media)
 
     def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, ScoringRequest):
             if not isinstance(asked, (tuple, list)) or len(asked) != 2:
                 raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
             asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding)
+        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding, self.media)
 
     def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
         if self.encoding is not None:
             raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
         request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
         return convert_rolling(self.tokenizer, request, self.max_length)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Says which request a user's error is about."""
-    try:
-        yield
-    except OliveExtError as error:
-        raise type(error)(f"{what}: {error}") from error

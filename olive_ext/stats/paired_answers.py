@@ -6,6 +6,7 @@ Knows no task and no text of an answer.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from olive_ext.report.comparison import Outcome
 FloatArray = npt.NDArray[np.float64]
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
-"""Differences for which `Outcome.documents_needed` is computed."""
+"""Differences for which `Outcome.documents_needed` is always computed."""
 
 NUM_RESAMPLES = 10_000
 _ERROR, _POWER, _CONFIDENCE = 0.05, 0.8, 0.95
@@ -30,8 +31,11 @@ def compare_outcomes(
     reference: npt.ArrayLike,
     candidate: npt.ArrayLike,
     higher_is_better: bool = True,
+    matters: float = 1.0,
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
+
+    `matters` points are one of the differences for which the documents needed are told.
 
     Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
     counted. Other metrics have no flips, and their `mcnemar_p` is 1.
@@ -42,7 +46,7 @@ def compare_outcomes(
     is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
     low, high = difference_interval(differences, is_binary=is_binary)
-    return Outcome(
+    found = Outcome(
         task=task,
         metric=metric,
         filter=filter_name,
@@ -55,10 +59,13 @@ def compare_outcomes(
         right_to_wrong=lost,
         wrong_to_right=gained,
         mcnemar_p=mcnemar_p(lost, gained),
-        documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in DIFFERENCES},
+        documents_needed={},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
     )
+    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
+    needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
+    return replace(found, documents_needed=needed)
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
@@ -111,11 +118,13 @@ def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -
         n = (z_{1-error/2} sqrt(psi) + z_power sqrt(psi - size^2))^2 / size^2
 
     with psi at least `size`, because a difference is made of flips. Other values by the normal formula for a mean:
-    n = ((z_{1-error/2} + z_power) sd / size)^2; None where they do not vary.
+    n = ((z_{1-error/2} + z_power) sd / size)^2. None where no document differs: that says nothing of others.
     """
     from scipy.stats import norm
 
     values: FloatArray = np.asarray(differences, np.float64)
+    if not np.any(values):
+        return None
     z_error, z_power = float(norm.ppf(1 - _ERROR / 2)), float(norm.ppf(_POWER))
     if is_binary:
         share = max(float(np.mean(values != 0)), size)

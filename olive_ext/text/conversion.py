@@ -8,16 +8,18 @@ features are made by whoever has the sound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.generation_bounds import StopChecker
+from olive_ext.text.placeholders import MediaText, cut_media, with_images
 from olive_ext.text.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -61,17 +63,19 @@ class Converted(Generic[Output]):
     """Whether the text was cut on the left to fit."""
 
 
-def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest) -> list[int]:
-    """A decoder's prompt: ids as they are, text with the tokenizer's special tokens, messages by the chat template,
-    which writes its own special tokens."""
+def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
+    """A decoder's prompt, and where its pictures are: ids as they are, text with the tokenizer's special tokens,
+    messages by the chat template, which writes its own special tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt) or [tokenizer.prefix_token_id]
-    messages = [item for item in prompt if not isinstance(item, int)]
-    if messages:
+        tokens, images = tokenizer.encode(prompt), request.images
+    elif messages := [item for item in prompt if not isinstance(item, int)]:
+        messages, images = with_images(messages, request.images)
         text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
-        return tokenizer.encode(text, add_special_tokens=False) or [tokenizer.prefix_token_id]
-    return [item for item in prompt if isinstance(item, int)]
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        tokens, images = [item for item in prompt if isinstance(item, int)], request.images
+    return placed(media, tokens or [tokenizer.prefix_token_id], images)
 
 
 def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
@@ -113,37 +117,64 @@ def convert_generation(
     stop_ids: frozenset[int],
     max_length: int,
     encoding: Encoding | None = None,
+    media: MediaText | None = None,
 ) -> Converted[GenerationOutput]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
     source = make_source(tokenizer, request.source, encoding, max_length)
+    found: Media = ()
     if encoding is None:
-        tokens = prompt_tokens(tokenizer, request)
+        tokens, found = prompt_tokens(tokenizer, request, media)
     else:
         tokens = decoder_tokens(tokenizer, request.prompt, encoding)
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
+    found = cut_media(found, len(tokens) - len(kept), len(tokens))
     checker = StopChecker(tokenizer, request.stop)
     generation = Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
         sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
         is_finished=checker if request.stop else None,
+        stops=tuple(request.stop),
     )
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         (result,) = results
         return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason, result.stop_id)
 
-    return Converted((Request(kept, generation=generation, source=source),), output, len(kept) < len(tokens))
+    requests = (Request(kept, generation=generation, source=source, media=found),)
+    return Converted(requests, output, len(kept) < len(tokens))
 
 
-def scoring_tokens(tokenizer: Tokenizer, request: ScoringRequest) -> tuple[list[int], list[int]]:
-    """(context, target), neither empty. Two texts are encoded jointly; where one is given as ids, the other alone."""
-    context, target = request.context, request.target
+def scoring_tokens(
+    tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
+) -> tuple[list[int], list[int], Media]:
+    """(context, target, where the context's pictures are), no tokens empty. Two texts are encoded jointly; where one is
+    given as ids or messages, the other alone."""
+    context, target, images = request.context, request.target, request.images
     if isinstance(context, str) and isinstance(target, str):
-        return tokenizer.encode_pair(context, target)
-    context_ids = (tokenizer.encode(context) if context else []) if isinstance(context, str) else list(context)
-    target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
-    return (context_ids, target_ids) if context_ids and target_ids else tokenizer.behind_prefix(target_ids)
+        context_ids, target_ids = tokenizer.encode_pair(context, target)
+    else:
+        if messages := [item for item in context if isinstance(item, Mapping)]:
+            messages, images = with_images(messages, images)
+            context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+        elif isinstance(context, str):
+            context_ids = tokenizer.encode(context) if context else []
+        else:
+            context_ids = [item for item in context if isinstance(item, int)]
+        target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
+        if not context_ids or not target_ids:
+            context_ids, target_ids = tokenizer.behind_prefix(target_ids)
+    tokens, found = placed(media, context_ids, images)
+    return tokens, target_ids, found
+
+
+def placed(media: MediaText | None, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
+    """The tokens with placeholders, and where these are. Raises `TaskError` for pictures where a model takes none."""
+    if media is not None:
+        return media.place(tokens, images)
+    if images:
+        raise TaskError(f"the request gives {len(images)} pictures, but this model takes text only")
+    return tokens, ()
 
 
 def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
@@ -156,16 +187,21 @@ def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encod
 
 
 def convert_scoring(
-    tokenizer: Tokenizer, request: ScoringRequest, max_length: int, encoding: Encoding | None = None
+    tokenizer: Tokenizer,
+    request: ScoringRequest,
+    max_length: int,
+    encoding: Encoding | None = None,
+    media: MediaText | None = None,
 ) -> Converted[ScoringOutput]:
     """Raises `ConfigError` where a source is missing or not taken."""
     source = make_source(tokenizer, request.source, encoding, max_length)
+    found: Media = ()
     if encoding is None:
-        context, target = scoring_tokens(tokenizer, request)
+        context, target, found = scoring_tokens(tokenizer, request, media)
     else:
         context, target = answer_tokens(tokenizer, request, encoding)
     is_truncated = len(context) + len(target) > max_length + 1
-    requests = target_windows(context, target, max_length, source)
+    requests = target_windows(context, target, max_length, source, found)
     return Converted(requests, partial(_scoring_output, requests), is_truncated)
 
 
@@ -179,7 +215,11 @@ def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: i
 
 
 def target_windows(
-    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None
+    context: Sequence[int],
+    target: Sequence[int],
+    max_length: int,
+    source: Source | None = None,
+    media: Media = (),
 ) -> tuple[Request, ...]:
     """Requests that score every token of `target` once, each with as much left context as `max_length` leaves.
 
@@ -195,7 +235,9 @@ def target_windows(
     for begin in range(0, len(target), max_length):
         num_targets = min(max_length, len(target) - begin)
         end = len(context) + begin + num_targets
-        requests.append(Request(whole[max(0, end - max_length - 1) : end], num_targets, source=source))
+        start = max(0, end - max_length - 1)
+        found = cut_media(media, start, len(whole))
+        requests.append(Request(whole[start:end], num_targets, source=source, media=found))
     return tuple(requests)
 
 

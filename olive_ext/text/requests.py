@@ -52,9 +52,14 @@ class GenerationRequest:
     source: SourceInput | None = None
     """For the encoder of an encoder-decoder: text, token ids, or an array of features (Whisper: [80, 3000])."""
 
+    images: Sequence[Any] = ()
+    """Pictures (PIL, path or the bytes of a file) for the prompt's markers, or for the parts {"type": "image"} of its
+    messages that hold none, in order."""
+
     def __post_init__(self) -> None:
         _set(self, "source", _source(self.source))
-        _set(self, "prompt", _prompt(self.prompt))
+        _set(self, "images", _items("images", self.images))
+        _set(self, "prompt", _prompt("prompt", self.prompt))
         _set(self, "stop", _stop(self.stop))
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         _at_least("top_k", self.top_k, 0, " (0 turns it off)")
@@ -70,13 +75,19 @@ class ScoringRequest:
     """Scores `target` behind `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
     encoder-decoder for the decoder's first tokens."""
 
-    context: Text
+    context: Prompt
+    """Text, token ids, or chat messages, behind which an assistant turn is opened and the target encoded alone."""
+
     target: Text
     source: SourceInput | None = None
     """As in `GenerationRequest`."""
 
+    images: Sequence[Any] = ()
+    """As in `GenerationRequest`."""
+
     def __post_init__(self) -> None:
-        _set(self, "context", _text("context", self.context))
+        _set(self, "context", _prompt("context", self.context, may_be_empty=True))
+        _set(self, "images", _items("images", self.images))
         _set(self, "target", _text("target", self.target))
         _set(self, "source", _source(self.source))
         if not self.target:
@@ -166,18 +177,26 @@ def _source(value: Any) -> SourceInput | None:
     return _text("source", value)
 
 
-def _prompt(value: Any) -> Prompt:
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"'{name}' = {_shown(value)}: a list is expected")
+    return tuple(value)
+
+
+def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
     if isinstance(value, str):
         return value
     if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
-        raise ConfigError(f"'prompt' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
+        raise ConfigError(f"'{name}' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
+    if len(value) == 0 and may_be_empty:
+        return ""
     if len(value) == 0:
-        raise ConfigError("'prompt' is an empty list: give text, chat messages, or token ids")
+        raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids")
     if not isinstance(value[0], Mapping):
-        return _ids("prompt", value)
+        return _ids(name, value)
     for message in value:
         if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"'prompt' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
+            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
     return tuple(value)
 
 

@@ -4,7 +4,6 @@ which the pass takes too. Knows no recipe."""
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +42,7 @@ def measure(
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
         lm = open_baseline(handler, config, device) if not is_onnx and asked_tasks(config) else None
-        return evaluate(config, lm=lm, progress=sys.stderr.isatty())
+        return evaluate(config, lm=lm, progress=True)
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:

@@ -16,7 +16,7 @@ from olive.systems.common import SystemType
 
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model.folders import contents, is_hub_name
+from olive_ext.model.folders import is_hub_name, why_missing
 from olive_ext.run.bounds import refuse_names
 from olive_ext.workflow.current_run import with_reference
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
@@ -51,8 +51,10 @@ def refuse(engine: Any, input_model: Any) -> None:
         _refuse_settings(WorkflowSettings.parse(evaluator.type_args, where), where, evaluator.metrics)
     for name, config in passes:
         _refuse_settings(parse(config.config or {}, f"passes.{name}"), f"passes.{name}")
-    if evaluators or passes:
-        _refuse_missing_model(input_model)
+    keys = input_model.config
+    problem = why_missing(input_model.type.lower(), keys.get("model_path"), keys.get("onnx_file_name"))
+    if problem and (evaluators or passes):
+        raise ModelError(problem)
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, _ in passes:
             raise ConfigError(
@@ -107,15 +109,3 @@ def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
 def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
     passes = engine.input_passes_configs or {}
     return ((name, config) for name, configs in passes.items() for config in configs)
-
-
-def _refuse_missing_model(input_model: Any) -> None:
-    """Refuses an input model that does not exist: Olive takes its path for the name of a model on a hub, and looks
-    there."""
-    path, name = (input_model.config.get(key) for key in ("model_path", "onnx_file_name"))
-    if not isinstance(path, str) or path.startswith("azureml:"):
-        return
-    if not Path(path).exists() and (input_model.type.lower() == "onnxmodel" or not is_hub_name(path)):
-        raise ModelError(f"'input_model.model_path' = '{path}': no such file or folder")
-    if name and Path(path).is_dir() and not (Path(path) / name).is_file():
-        raise ModelError(f"'input_model.onnx_file_name' = '{name}' is not in '{path}': {contents(Path(path))}")

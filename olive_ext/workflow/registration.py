@@ -60,12 +60,12 @@ def register() -> None:
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
-    mend(Engine)
+    hook_engine(Engine)
     if "model_config_data" in FootprintNode.model_fields:
         wrap_once(FootprintNode, "update", update_node)
 
 
-def mend(engine: type) -> None:
+def hook_engine(engine: type) -> None:
     """Wraps seven methods of Olive's engine, once, and logs that; a warning where this Olive has other methods."""
     missing = [name for name, (_, parameters) in _HOOKS.items() if not _takes(engine, name, parameters)]
     if missing:

@@ -44,6 +44,7 @@ class ForwardEngine:
 
     def __init__(self, context_length: int = MAX_LENGTH) -> None:
         self.context_length = context_length
+        self.num_slots = 1
         self.counters = Counters()
         self.requests: list[Request] = []
         self.fails_after: int | None = None
@@ -61,6 +62,10 @@ class ForwardEngine:
             if on_result is not None:
                 on_result(index, results[index])
         return [results[index] for index in range(len(requests))]
+
+    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+        for number, requests in enumerate(chunks):
+            done(number, self.run(requests))
 
     def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
         raise NotImplementedError

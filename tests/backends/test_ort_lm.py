@@ -197,12 +197,6 @@ def _identity(request: Request) -> tuple[Sequence[int], int, bool]:
     return request.tokens, request.num_targets, request.generation is not None
 
 
-def test_answers_key_follows_what_decides_an_answer() -> None:
-    assert ort_lm().answers_key() == ort_lm(batch_size=3).answers_key()
-    others = [ort_lm(add_bos_token=False), ort_lm(seed=3), ort_lm(engine=ForwardEngine(context_length=40))]
-    assert len({lm.answers_key() for lm in (ort_lm(), *others)}) == 4
-
-
 @pytest.mark.parametrize("batch_size", [4, "8", "auto", "auto:4"])
 def test_batch_size_is_taken_as_lm_eval_writes_it(batch_size: int | str) -> None:
     lm = ort_lm(batch_size=batch_size, max_batch_size=16, device="cpu")

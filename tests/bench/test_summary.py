@@ -62,7 +62,8 @@ def test_agreement_is_the_worst_round() -> None:
 def test_peer_that_cannot_is_a_line_with_its_error() -> None:
     row = summary().rows[2]
     assert (row.rounds, row.error) == (0, "NotImplementedError: no generation")
-    assert cells(row, "hf") == ("onnxruntime", *[""] * (len(HEADS) - 2), "NotImplementedError: no generation")
+    assert cells(row, "hf") == ("onnxruntime", *[""] * (len(HEADS) - 2), "failed")
+    assert "onnxruntime failed: NotImplementedError: no generation" in facts(summary())
 
 
 def test_peer_whose_turn_has_not_come_is_a_line() -> None:
@@ -107,4 +108,4 @@ def test_table_and_page_name_every_backend_and_flag_the_wrong_one() -> None:
 
 
 def test_facts_leave_out_what_is_not_known() -> None:
-    assert facts(summarize(("olive-ext",), [Run("olive-ext", error="no")], 3)) == ["3 requests"]
+    assert facts(summarize(("olive-ext",), [Run("olive-ext", error="no")], 3)) == ["3 requests", "olive-ext failed: no"]

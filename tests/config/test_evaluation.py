@@ -32,7 +32,7 @@ def refusal(where: str = "", **values: Any) -> str:
         ({"tasks": []}, "'tasks' = []: give a non-empty list, each item a string or a mapping"),
         ({"tasks": "a"}, "'tasks' = 'a': give a non-empty list, each item a string or a mapping"),
         ({"apply_chat_template": []}, "'apply_chat_template' = []: give true or false or a string"),
-        ({"model_class": "x"}, '\'model_class\' = \'x\': give "hf", "ort" or "ortgenai"'),
+        ({"model_class": "x"}, '\'model_class\' = \'x\': give "hf", "ort", "ortgenai" or "ort-multimodal"'),
         ({"model_args": 3}, "'model_args' = 3: give a mapping"),
         ({"include_path": 3}, "'include_path' = 3: give a string or a list, each item a string"),
         (

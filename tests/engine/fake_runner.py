@@ -13,12 +13,20 @@ from dataclasses import replace
 import numpy as np
 
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
+from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import ALONE, Batching, Row, RowMix, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
 GARBAGE = -7
+
+BLOCK_SIZE = 4
+"""Positions of a block where slots are made of blocks."""
+
+
+Memory = list[tuple[int, Source | None]]
+"""Tokens, and the source behind which each was computed."""
 
 
 def logits_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
@@ -37,7 +45,8 @@ def logprobs_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarr
 
 
 class FakeRunner(Runner):
-    """Holds tokens in slots, refuses what a GroupQueryAttention graph refuses, and writes garbage in idle rows.
+    """Holds tokens in slots, or in blocks where it takes packed steps, refuses what a GroupQueryAttention graph
+    refuses, and writes garbage in idle rows.
 
     With `async_decode` it takes steps that follow; `steps` holds them with the tokens that were fed.
     """
@@ -67,15 +76,18 @@ class FakeRunner(Runner):
         self._forks: list[set[int]] = []
         self._ends: list[int] = []
         self.steps: list[Step] = []
-        self._kv: list[list[int]] = []
-        self._behind: list[list[Source | None]] = []
+        self.blocks_copied = 0
+        self._slots: list[Memory] = []
+        self._blocks: list[Memory] = []
+        self.tables = BlockTables(num_slots, 0, BLOCK_SIZE)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         if positions > self.capacity.positions:
             num_slots = self.capacity.num_slots
             self.capacity = self.capacity._replace(positions=positions)
-            self._kv = [[GARBAGE] * positions for _ in range(num_slots)]
-            self._behind = [[None] * positions for _ in range(num_slots)]
+            self._slots = [[(GARBAGE, None)] * positions for _ in range(num_slots)]
+            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE)
+            self._blocks = [[(GARBAGE, None)] * BLOCK_SIZE for _ in range(self.tables.num_blocks)]
             self._forks = [{0} for _ in range(num_slots)]
             self._ends = [0] * num_slots
         if cells > self.capacity.cells:
@@ -84,7 +96,7 @@ class FakeRunner(Runner):
 
     def release_memory(self) -> None:
         self.capacity = Capacity(self.capacity.num_slots)
-        self._kv, self._behind, self._forks, self._ends, self._cells = [], [], [], [], []
+        self._slots, self._blocks, self._forks, self._ends, self._cells = [], [], [], [], []
 
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
@@ -112,11 +124,12 @@ class FakeRunner(Runner):
         self._prepare(step)
         if step.first_cell is not None:
             return self._answer(step, self._run_branches(step, step.first_cell))
+        self._make_room(step.rows)
         for row in step.rows:
             assert row.past + len(row.tokens) <= self.capacity.positions
             self._advance(row)
-            self._kv[row.slot][row.past : row.past + len(row.tokens)] = row.tokens
-            self._behind[row.slot][row.past : row.past + len(row.tokens)] = [row.source] * len(row.tokens)
+            for position, token in enumerate(row.tokens, start=row.past):
+                self._put(row.slot, position, (token, row.source))
         output = self._answer(step, [self._seen(row) for row in step.rows])
         if [head.row for head in step.logits_rows] == list(range(len(step.rows))):
             self._kept = output.greedy_ids.tolist()
@@ -125,14 +138,42 @@ class FakeRunner(Runner):
     def _seen(self, row: Row) -> list[int]:
         """What lies in the row's slot. Behind more than one source, as an idle row may be, it makes no sense."""
         end = row.past + len(row.tokens)
-        is_pure = set(self._behind[row.slot][:end]) == {row.source}
-        return self._kv[row.slot] if is_pure else [GARBAGE] * end
+        held = self._held(row.slot)
+        is_pure = {source for _, source in held[:end]} == {row.source}
+        return [token for token, _ in held] if is_pure else [GARBAGE] * end
+
+    def _held(self, slot: int) -> Memory:
+        if self.traits.batching is not Batching.PACKED:
+            return self._slots[slot]
+        return [cell for block in self.tables.table(slot) for cell in self._blocks[block]]
+
+    def _put(self, slot: int, position: int, cell: tuple[int, Source | None]) -> None:
+        if self.traits.batching is not Batching.PACKED:
+            self._slots[slot][position] = cell
+            return
+        place, offset = divmod(position, BLOCK_SIZE)
+        block = self.tables.table(slot)[place]
+        assert sum(block in self.tables.table(other) for other in range(self.capacity.num_slots)) == 1
+        self._blocks[block][offset] = cell
+
+    def _make_room(self, rows: Sequence[Row]) -> None:
+        """Blocks for the rows, with all copies of the step at once."""
+        if self.traits.batching is not Batching.PACKED:
+            return
+        made = [self.tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        copies = [copy for copy in made if copy is not None]
+        read = [list(self._blocks[copy.source]) for copy in copies]
+        for copy, cells in zip(copies, read, strict=True):
+            self._blocks[copy.target] = cells
+        self.blocks_copied += len(copies)
 
     def _prepare(self, step: Step) -> None:
         """What comes before the rows."""
         for copy in step.copies:
-            for memory in (self._kv, self._behind):
-                memory[copy.target][: copy.length] = memory[copy.source][: copy.length]
+            if self.traits.batching is Batching.PACKED:
+                self.tables.fork(copy)
+            else:
+                self._slots[copy.target][: copy.length] = self._slots[copy.source][: copy.length]
             self._check_resumable(copy.source, copy.length)
             self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
         for move in step.moves:
@@ -190,7 +231,7 @@ class FakeRunner(Runner):
         return {}
 
     def close(self) -> None:
-        self._kv = []
+        self._slots, self._blocks = [], []
 
     def _check(self, step: Step) -> None:
         lengths = {len(row.tokens) for row in step.rows}

@@ -19,6 +19,10 @@ from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 
 
+SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
+"""Four answers behind one context."""
+
+
 @given(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
@@ -63,11 +67,15 @@ def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int)
     assert len(runner.steps) == num_steps
 
 
-def test_texts_of_one_length_are_scored_together() -> None:
+@pytest.mark.parametrize(
+    ("requests", "rows"), [(SIBLINGS, [1, 4]), ([Request((first, *range(20)), 3) for first in range(4)], [4])]
+)
+def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows: list[int]) -> None:
     runner = FakeRunner(4, Batching.ALIKE, can_rewind=False, row_mix=RowMix(continued=True, prompts=True))
-    requests = [Request((first, *range(20)), 3) for first in range(4)]
-    assert_runs_as_oracle(Engine(runner, 64), [requests])
-    assert [len(step.rows) for step in runner.steps] == [4]
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct
+    assert [len(step.rows) for step in runner.steps] == rows
 
 
 @given(

@@ -237,6 +237,50 @@ FAMILIES = {
         },
         auto="AutoModelForImageTextToText",
     ),
+    # A projector over SigLIP's rows: mobius 0.1.0 gives CLIP no class token, as LLaVA 1.5 has one.
+    "llava": Family(
+        "LlavaConfig",
+        {
+            "text_config": {**_SHAPE, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 8,
+                "vision_use_head": False,
+            },
+            "image_token_index": MEDIA,
+            "image_seq_length": 16,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    # SigLIP, whose rows are pooled to as many for every picture, which all see each other.
+    "gemma3": Family(
+        "Gemma3Config",
+        {
+            "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 4,
+            },
+            "mm_tokens_per_image": 16,
+            "boi_token_index": MEDIA,
+            "image_token_index": MEDIA + 1,
+            "eoi_token_index": MEDIA + 2,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
     "qwen3_5_text": Family("Qwen3_5TextConfig", _LINEAR),
     "qwen3_next": Family(
         "Qwen3NextConfig",

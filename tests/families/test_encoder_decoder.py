@@ -281,5 +281,9 @@ def test_evaluation_beside_a_reference_says_the_same_in_both_modes(tmp_path: Pat
 
 @pytest.mark.slow
 def test_lm_eval_is_told_that_a_model_of_sound_takes_no_text() -> None:
-    with pytest.raises(TaskError, match="encoder-decoder that takes features of sound"):
-        OrtLM(str(genai_export("whisper", "0.18.0")))
+    request = Instance("loglikelihood", {}, ("a text", " stone"), 0)
+    with (
+        OrtLM(str(genai_export("whisper", "0.18.0"))) as lm,
+        pytest.raises(ConfigError, match="the encoder of this model takes features"),
+    ):
+        lm.loglikelihood([request], disable_tqdm=True)

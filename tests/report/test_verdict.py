@@ -4,23 +4,92 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from olive_ext.report.bands import band_of
 from olive_ext.report.comparison import ALL, Comparison, Spread
 from olive_ext.report.verdict import verdict
+from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
 
+SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
+"""An interval that excludes the loss that matters, one point."""
 
-def test_interval_around_zero_is_no_loss_found() -> None:
-    found = verdict(Comparison({}, (divergence("choice"),), (outcome(),)))
+
+def test_no_loss_is_found_where_one_that_matters_is_excluded() -> None:
+    found = verdict(Comparison({}, (divergence("choice"),), (outcome(**SAFE),)))
     assert found.kind == "no_loss_found"
     assert found.line == (
-        "no loss found: accuracy difference -0.4 % [-1.2, +0.4], KL 0.012 nats, top-1 agreement 97.1 % (400 documents)"
+        "no loss found: choice acc difference \N{MINUS SIGN}0.20 pt (\N{MINUS SIGN}0.80 to +0.40), "
+        "choice flips lost / won 4 / 2, "
+        "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "
+        "(400 documents)"
     )
+
+
+def test_interval_that_reaches_a_loss_that_matters_cannot_be_green() -> None:
+    found = verdict(Comparison({}, (), (outcome(),)))
+    assert (found.kind, found.finding) == (
+        "too_few",
+        "too few documents to tell: choice acc may have lost up to 1.2 pt (about 1,500 documents would do)",
+    )
+    assert verdict(Comparison({}, (), (outcome(),), matters=2.0)).kind == "no_loss_found"
+
+
+def test_number_of_documents_is_of_the_loss_that_matters() -> None:
+    few = outcome(low=-0.05, high=0.05, documents_needed={"0.01": 5234, "0.03": 601})
+    assert "about 610 documents" in verdict(Comparison({}, (), (few,), matters=3.0)).finding
+    near = outcome(low=-0.012, documents_needed={"0.01": 300})
+    assert "near the loss that matters" in verdict(Comparison({}, (), (near,))).finding
+
+
+def test_answers_without_a_flip_ask_for_as_many_as_exclude_the_loss() -> None:
+    none = compare_outcomes("choice", "acc", "none", [1.0, 0.0] * 20, [1.0, 0.0] * 20)
+    found = verdict(Comparison({}, (), (none,)))
+    assert "at least 370 documents would do" in found.finding
+    enough = compare_outcomes("choice", "acc", "none", [1.0, 0.0] * 185, [1.0, 0.0] * 185)
+    assert verdict(Comparison({}, (), (enough,))).kind == "no_loss_found"
+    assert set(none.documents_needed.values()) == {None}, "no number comes from nothing"
+
+
+def test_distance_overrules_silence() -> None:
+    silent = outcome(difference=0.0, low=-0.26, high=0.26)
+    text = divergence("wiki", perplexity_ratio=0.9, perplexity_ratio_stderr=0.01)
+    far = divergence("choice", kl=0.29, top1_agreement=0.37)
+    found = verdict(Comparison({}, (far, text, replace(far, task=ALL)), (silent,)))
+    assert (found.kind, found.finding) == (
+        "loss",
+        "the distributions are far apart, as with weights of 2 bits or fewer",
+    )
+    doubtful = divergence("choice", kl=0.15)
+    found = verdict(Comparison({}, (doubtful,), (outcome(**SAFE),)))
+    assert (found.kind, found.finding) == ("distant", "the distributions are far apart, as with weights of 3 bits")
+
+
+@pytest.mark.parametrize(
+    ("kl", "agreement", "words"),
+    [  # llama.cpp's numbers for Llama 3 8B: q8_0, q6_K, q4_K_M, q2_K; for Llama 2 7B: q4_K_M
+        (0.001355, 0.97674, "as with weights of 6 to 8 bits"),
+        (0.005452, 0.96031, "as with weights of 6 to 8 bits"),
+        (0.031273, 0.91901, "as with weights of 4 to 5 bits"),
+        (0.445132, 0.71138, "as with weights of 2 bits or fewer"),
+        (0.012686, 0.94665, "as with weights of 4 to 5 bits"),
+    ],
+)
+def test_bands_name_what_was_published(kl: float, agreement: float, words: str) -> None:
+    assert band_of(divergence(kl=kl, top1_agreement=agreement)).words == words
+
+
+def test_small_loss_is_told_as_one() -> None:
+    certain = outcome(low=-0.006, high=-0.001)
+    found = verdict(Comparison({}, (), (certain,)))
+    assert (found.kind, found.finding) == ("small_loss", "loss found in choice acc, of less than 1 pt")
 
 
 def test_interval_below_zero_is_a_loss() -> None:
     worse = outcome(difference=-0.03, low=-0.05, high=-0.01, right_to_wrong=14, wrong_to_right=2, mcnemar_p=0.004)
     found = verdict(Comparison({}, (), (worse,)))
-    assert (found.kind, found.line.split(":")[0]) == ("loss", "loss found in choice acc")
+    assert (found.kind, found.finding) == ("loss", "loss found in choice acc")
 
 
 def test_lower_is_better_turns_the_sign() -> None:
@@ -29,41 +98,66 @@ def test_lower_is_better_turns_the_sign() -> None:
 
 
 def test_perplexity_of_texts_is_a_loss_even_where_answers_hold() -> None:
-    found = verdict(Comparison({}, (divergence("wiki"),), (outcome(),)))
-    assert found.kind == "loss"
-    assert found.line.startswith("loss found in wiki perplexity (+2 ± 0.78 %): accuracy difference -0.4 %")
+    found = verdict(Comparison({}, (divergence("wiki"),), (outcome(**SAFE),)))
+    assert (found.kind, found.finding) == ("loss", "loss found in wiki perplexity")
+    assert str(found.figures[-1]) == "wiki perplexity +2.00 % (± 0.78)"
+
+
+def test_few_texts_cannot_tell() -> None:
+    found = verdict(Comparison({}, (divergence("wiki", perplexity_ratio=1.0, perplexity_ratio_stderr=0.02),)))
+    assert (found.kind, found.finding) == (
+        "too_few",
+        "too few documents to tell: wiki perplexity may have lost up to 3.9 % (about 6,300 documents would do)",
+    )
+    alone = verdict(Comparison({}, (divergence("wiki", perplexity_ratio_stderr=None),)))
+    assert (alone.kind, alone.finding) == (
+        "too_few",
+        "too few documents to tell: wiki perplexity is known of one text only",
+    )
 
 
 def test_certain_but_tiny_change_of_perplexity_is_not_named() -> None:
     tiny = divergence("wiki", perplexity_ratio=1.0009, perplexity_ratio_stderr=1e-5)
-    assert verdict(Comparison({}, (tiny,), (outcome(),))).kind == "no_loss_found"
+    assert verdict(Comparison({}, (tiny,), (outcome(**SAFE),))).kind == "no_loss_found"
 
 
-def test_perplexity_of_answers_is_no_loss() -> None:
-    assert verdict(Comparison({}, (divergence("choice"), divergence(ALL)), (outcome(),))).kind == "no_loss_found"
+def test_perplexity_of_answers_is_neither_a_loss_nor_a_figure() -> None:
+    found = verdict(Comparison({}, (divergence("choice"), divergence(ALL)), (outcome(**SAFE),)))
+    assert found.kind == "no_loss_found"
+    assert not [figure for figure in found.figures if "perplexity" in figure.name]
 
 
 def test_one_of_many_tasks_must_stand_correction() -> None:
     others = [outcome(f"task{number}", mcnemar_p=0.5) for number in range(9)]
+    whole = outcome(ALL, "accuracy", **SAFE)
     worse = outcome("worse", mcnemar_p=0.02, right_to_wrong=10, wrong_to_right=1)
-    assert verdict(Comparison({}, (), (*others, worse))).kind == "no_loss_found"
-    found = verdict(Comparison({}, (), (*others, replace(worse, mcnemar_p=0.004))))
-    assert (found.kind, found.line.split(":")[0]) == ("loss", "loss found in worse acc")
+    assert verdict(Comparison({}, (), (*others, worse, whole))).kind == "no_loss_found"
+    found = verdict(Comparison({}, (), (*others, replace(worse, mcnemar_p=0.004), whole)))
+    assert (found.kind, found.finding) == ("loss", "loss found in worse acc")
 
 
-def test_outcome_over_all_tasks_leads() -> None:
-    whole = outcome(ALL, "accuracy", num_documents=4000, difference=-0.02, low=-0.03, high=-0.01)
-    found = verdict(Comparison({}, (divergence(ALL),), (outcome(), whole)))
-    assert found.line.startswith("loss found in accuracy: accuracy difference -2.0 % [-3.0, -1.0]")
-    assert "(4,000 documents)" in found.line
+def test_outcome_over_all_tasks_leads_and_documents_are_counted_once() -> None:
+    whole = outcome(ALL, "accuracy", num_documents=400, difference=-0.02, low=-0.03, high=-0.01)
+    found = verdict(Comparison({}, (divergence("wiki"), divergence(ALL)), (outcome(), whole)))
+    assert found.finding == "loss found in accuracy and wiki perplexity"
+    assert (
+        str(found.figures[0]) == "accuracy difference \N{MINUS SIGN}2.00 pt (\N{MINUS SIGN}3.00 to \N{MINUS SIGN}1.00)"
+    )
+    assert found.line.endswith("(600 documents)")
+
+
+def test_metrics_without_right_or_wrong_are_judged_at_bonferronis_level() -> None:
+    one = outcome("one", "f1", is_binary=False, difference=-0.02, low=-0.039, high=-0.001)
+    assert verdict(Comparison({}, (), (one,))).kind == "loss"
+    assert verdict(Comparison({}, (), (one, outcome("two", "f1", is_binary=False)))).kind == "too_few"
 
 
 def test_the_same_model_is_no_difference_found_and_not_called_equal() -> None:
     same = divergence("t", kl=0.0, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0, top1_agreement=1.0)
     same = replace(same, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
-    nothing = outcome("t", difference=0.0, right_to_wrong=0, wrong_to_right=0, mcnemar_p=1.0)
+    nothing = outcome("t", difference=0.0, low=-0.009, high=0.009, right_to_wrong=0, wrong_to_right=0, mcnemar_p=1.0)
     line = verdict(Comparison({}, (same,), (nothing,))).line
-    assert line.startswith("no difference found: accuracy difference +0.0 % [-1.2, +0.4]")
+    assert line.startswith("no difference found: t acc difference 0.00 pt (\N{MINUS SIGN}0.90 to +0.90)")
     assert "equal" not in line
 
 
@@ -71,21 +165,15 @@ def test_nothing_compared_says_so() -> None:
     assert verdict(Comparison({})).kind == "nothing_compared"
 
 
-def test_divergence_alone_is_enough() -> None:
-    still = divergence("wiki", perplexity_ratio=1.001)
-    assert verdict(Comparison({}, (still,))).line == (
-        "no loss found: KL 0.012 nats, top-1 agreement 97.1 % (200 documents)"
-    )
-
-
 def test_distance_that_is_no_number_is_never_no_loss() -> None:
     whole = divergence("choice")
     broken = replace(whole, kl=replace(whole.kl, mean=float("nan")))
     found = verdict(Comparison({}, (broken,), (outcome(),)))
-    assert (found.kind, found.line.split(":")[0]) == ("cannot_tell", "cannot tell")
-    assert "non-finite KL of choice" in found.line
+    assert (found.kind, found.finding) == ("cannot_tell", "cannot tell: non-finite KL of choice")
 
 
 def test_difference_that_is_no_number_is_never_no_loss() -> None:
     found = verdict(Comparison({}, (), (outcome(difference=float("nan")),)))
     assert found.kind == "cannot_tell"
+    ratio = divergence("wiki", perplexity_ratio=float("nan"))
+    assert verdict(Comparison({}, (ratio,))).finding == "cannot tell: non-finite wiki perplexity"

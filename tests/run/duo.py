@@ -96,7 +96,7 @@ class NetSession(Session):
         super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
         self.net, self.reference = net, reference
 
-    def loglikelihood(self, requests: Any, on_result: Any = None) -> Any:
+    def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
         tokens = [(*request.context, *request.target) for request in requests]
         return self._told(super().loglikelihood(requests), tokens, on_result)
 
@@ -136,6 +136,9 @@ class TwoModels:
     def candidate(self, observer: Observer | None = None) -> Any:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
+
+    def keep_answers(self, lm: Any) -> None:
+        """Keeps none."""
 
     def resident(self, candidate: Any, observer: Observer) -> Any:
         self.opened.append("resident")

@@ -216,6 +216,15 @@ def test_longest_context_matters_to_whole_texts_only(tmp_path: Path) -> None:
         compare([str(first), str(second)])
 
 
+def test_reports_without_a_common_task_are_refused_by_name(tmp_path: Path) -> None:
+    def rename(values: dict[str, Any]) -> None:
+        values["metrics"][0]["task"] = "another"
+
+    one, other = place(tmp_path, "float", BASE), place(tmp_path, "int4", [], rename)
+    with pytest.raises(ConfigError, match=r"'float' and 'int4': they have no task in common \(colours; another\)"):
+        compare([str(one), str(other)])
+
+
 def test_other_prompts_are_refused_by_the_logs(tmp_path: Path) -> None:
     asked = [*WORSE[:4], {**WORSE[4], "prompt_hash": "other"}, *WORSE[5:]]
     with pytest.raises(ConfigError, match=r"^cannot compare 'a' and 'b': task 'colours' .*document 4"):
@@ -260,7 +269,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert err == ""
     assert "0.70 ± 0.10" in out
     assert "(\N{MINUS SIGN}0.10)" in out
-    assert "int4: no loss found: accuracy difference -10.0 %" in out
+    assert "int4: too few documents to tell: " in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, RunError, TaskError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, RunError, TaskError
+from olive_ext.records.journal import Journal
 from olive_ext.report import Metric, Report, from_json
 from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
@@ -105,6 +106,7 @@ def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> N
     report = evaluate(config(folder, output_dir=str(out), sample_log_num=2), lm=ort_lm())
     assert from_json((out / "report.json").read_text()).metrics == report.metrics
     assert sorted(path.name for path in out.iterdir()) == [
+        "journal",
         "report.html",
         "report.json",
         "report.md",
@@ -128,21 +130,43 @@ def test_samples_without_a_folder_are_refused(folder: Path) -> None:
         evaluate(config(folder, sample_log_num=2), lm=ort_lm())
 
 
-def test_interrupted_run_resumes_and_computes_nothing_twice(folder: Path, tmp_path: Path) -> None:
-    stem = str(tmp_path / "cache" / "answers")
+def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(folder: Path, tmp_path: Path) -> None:
     whole = ForwardEngine()
     expected = evaluate(config(folder), lm=ort_lm(engine=whole))
-    first = ForwardEngine()
-    first.fails_after = len(whole.requests) // 2
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=first))
-    second = ForwardEngine()
-    report = evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=second))
-    assert numbers(report) == numbers(expected)
-    assert len(first.requests) + len(second.requests) == len(whole.requests)
-    third = ForwardEngine()
-    assert numbers(evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=third))) == numbers(expected)
-    assert third.requests == []
+    num_answers = evaluate(config(folder, output_dir=str(tmp_path)), lm=ort_lm()).model["journal"]["answers_written"]
+    known = []
+    for fails_after in range(1, len(whole.requests), 3):
+        stem = str(tmp_path / str(fails_after) / "answers")
+        first, second, third = ForwardEngine(), ForwardEngine(), ForwardEngine()
+        first.fails_after = fails_after
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=first))
+        report = evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=second))
+        assert numbers(report) == numbers(expected)
+        known.append(report.model["journal"]["answers_known"])
+        assert len(second.requests) == report.model["journal"]["answers_written"] == num_answers - known[-1]
+        assert numbers(evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=third))) == numbers(expected)
+        assert third.requests == []
+    assert len(set(known)) > 2
+
+
+def test_answers_are_asked_anew_where_they_are_not_to_be_resumed(folder: Path, tmp_path: Path) -> None:
+    out, asked = str(tmp_path / "out"), []
+    for given in ({}, {}, {"resume": False}, {"tasks": ["tiny_choice", "tokens_per_second"]}):
+        engine = ForwardEngine()
+        evaluate(config(folder, **{"tasks": ["tiny_choice"], "output_dir": out, **given}), lm=ort_lm(engine=engine))
+        asked.append(len(engine.requests))
+    assert asked[0] == asked[2] == asked[3] > 0
+    assert asked[1] == 0
+
+
+def test_a_second_run_on_a_journal_in_use_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    given = config(folder, ["tiny_choice"], output_dir=str(tmp_path))
+    expected = evaluate(given, lm=ort_lm())
+    message = r"another run is writing the answers in '.*\.jsonl': wait"
+    with Journal(Path(expected.model["journal"]["file"]), {}), pytest.raises(RecordsError, match=message):
+        evaluate(given, lm=ort_lm())
+    assert numbers(evaluate(given, lm=ort_lm())) == numbers(expected)
 
 
 def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: Path) -> None:
@@ -151,25 +175,28 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
     other = ForwardEngine(context_length=40)
     evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=other))
     assert other.requests
-    evaluate(config(folder, use_cache=stem), lm=hflm())
-    assert len(list(tmp_path.glob("answers_*.db"))) == 3
+    expected = evaluate(config(folder, use_cache=stem), lm=hflm())
+    assert len(list(tmp_path.glob("answers_*.jsonl"))) == 3
+    asked = hflm()
+    asked._model_call = asked._model_generate = lambda *_, **__: pytest.fail("the model was asked")
+    assert numbers(evaluate(config(folder, use_cache=stem), lm=asked)) == numbers(expected)
 
 
-def test_unknown_task_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_unknown_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"missing\.yaml"):
-        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]))
+        evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
 
 
-def test_missing_model_is_named(folder: Path) -> None:
+def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
-        evaluate(config(folder))
+        evaluate(config(folder, [str(folder / "missing.yaml")]))
 
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(TaskError, match=r"^the evaluation stopped: KeyError: 'no such field'$"):
         evaluate(config(folder, ["tiny_broken"], output_dir=str(out), sample_log_num=1), lm=ort_lm())
-    assert not out.exists()
+    assert [path.name for path in out.iterdir()] == ["journal"]
 
 
 @pytest.mark.parametrize(("error", "kind"), [(MemoryError("full"), RunError), (RunError("step 3"), RunError)])

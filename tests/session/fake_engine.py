@@ -33,6 +33,7 @@ class FakeEngine:
         self, context_length: int = 512, answers: Mapping[tuple[int, ...], Sequence[int]] | None = None, slots: int = 2
     ) -> None:
         self.context_length = context_length
+        self.num_slots = slots
         self.counters = FakeCounters()
         self.requests: list[Request] = []
         self.num_closed = self.num_resets = self.num_released = self.num_open_iterators = 0
@@ -45,6 +46,10 @@ class FakeEngine:
             if on_result is not None:
                 on_result(index, results[index])
         return results
+
+    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+        for number, requests in enumerate(chunks):
+            done(number, self.run(requests))
 
     def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         source = (item for item in items if item is not None)

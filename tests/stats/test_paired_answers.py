@@ -106,11 +106,16 @@ def test_needed_documents_are_connors_example() -> None:
     assert documents_needed(differences, 0.1, is_binary=True) == math.ceil(expected)
 
 
-def test_needed_documents_without_flips_assume_flips_of_one_direction() -> None:
-    assert documents_needed(np.zeros(10), 0.01, is_binary=True) == math.ceil(
-        (stats.norm.ppf(0.975) * 0.1 + stats.norm.ppf(0.8) * math.sqrt(0.01 - 0.0001)) ** 2 / 0.0001
-    )
+def test_no_number_of_documents_comes_from_no_flip() -> None:
+    assert documents_needed(np.zeros(10), 0.01, is_binary=True) is None
     assert documents_needed(np.zeros(10), 0.01, is_binary=False) is None
+
+
+def test_loss_that_matters_has_its_own_number_in_points_of_the_metric() -> None:
+    share = compare_outcomes("t", "acc", "none", [1, 1, 0, 1], [1, 0, 0, 1], matters=3.0)
+    assert share.documents_needed["0.03"] == documents_needed([0, -1, 0, 0], 0.03, is_binary=True)
+    points = compare_outcomes("t", "bleu", "none", [30.0, 40.0], [31.0, 39.0], matters=3.0)
+    assert points.documents_needed["3"] == documents_needed([1.0, -1.0], 3.0, is_binary=False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40))

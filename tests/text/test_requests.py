@@ -49,7 +49,7 @@ def test_generation_request_takes_one_stop_as_text_and_ids_of_any_integer_kind()
 def test_scoring_and_rolling_requests_refuse_a_wrong_value_by_name() -> None:
     with pytest.raises(ConfigError, match="'target' is empty"):
         ScoringRequest("x", "")
-    with pytest.raises(ConfigError, match="'context': text or a list of token ids, not None"):
+    with pytest.raises(ConfigError, match="'context' = None: text, a list of chat messages"):
         ScoringRequest(None, "x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'target': text or a list of token ids, not \['a'\]"):
         ScoringRequest("x", ["a"])  # type: ignore[list-item]

@@ -18,7 +18,7 @@ from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
-from olive_ext.workflow.registration import mend
+from olive_ext.workflow.registration import hook_engine
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT
 
@@ -87,7 +87,7 @@ def new_engine() -> Any:
         def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float]:
             return {}
 
-    mend(FakeEngine)
+    hook_engine(FakeEngine)
     return FakeEngine
 
 
@@ -159,7 +159,7 @@ def test_other_evaluators_keep_olives_own_key(model: ModelConfig) -> None:
 def test_second_mending_changes_nothing(model: ModelConfig) -> None:
     kind = new_engine()
     before = dict(vars(kind))
-    mend(kind)
+    hook_engine(kind)
     assert dict(vars(kind)) == before
 
 
@@ -173,7 +173,7 @@ def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
     logger = logging.getLogger("olive.olive_ext")
     logger.addHandler(handler)
     before = dict(vars(Other))
-    mend(Other)
+    hook_engine(Other)
     logger.removeHandler(handler)
     assert dict(vars(Other)) == before
     assert "set 'clean_evaluation_cache'" in messages[0]
@@ -310,7 +310,7 @@ class Evaluated:
 
 def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = True) -> Any:
     kind: Any = type("FakeEngine", (), dict(vars(Evaluated)))
-    mend(kind)
+    hook_engine(kind)
     engine = kind(evaluator, has_passes=has_passes)
     engine.search_strategy = "any" if is_search else None
     return engine

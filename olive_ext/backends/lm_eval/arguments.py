@@ -20,8 +20,6 @@ _OPENING = frozenset(OpenSettings.model_fields) - _TEXT
 _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
 """Settings that lm-eval hands over with any model: they count for nothing on a session that is open."""
 
-_DECIDING = {"max_gen_toks", "add_bos_token", "prefix_token_id", "hflm_rolling_bos", "think_end_token", "seed"}
-
 
 def _number(value: Any) -> Any:
     """lm-eval hands numbers over as they stand on its command line: "8"."""
@@ -56,6 +54,24 @@ class OrtLMArguments(OpenSettings):
 
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the chat template."""
+
+    max_images: PositiveInt = 999
+    """Pictures of a request that the model is given at most; those behind them are left out."""
+
+    image_width: PositiveInt | None = None
+    """Width in pixels that pictures are resized to, in proportion; with `image_height` they fit into both."""
+
+    image_height: PositiveInt | None = None
+    """Height in pixels that pictures are resized to, in proportion."""
+
+    image_max_side: PositiveInt | None = None
+    """Pixels that the longer side of pictures is resized to."""
+
+    image_string: str | None = None
+    """What stands for a picture in prompts without a chat template. None takes the model's own marker."""
+
+    interleave: bool = True
+    """Whether the parts of a chat message stand where the task's text has "<image>", or all in front of it."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of sampled generation. Every repeat of a request draws from its own stream."""
@@ -93,7 +109,3 @@ class OrtLMArguments(OpenSettings):
         """The arguments that were given and do not open a model."""
         names = self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"}
         return {name: getattr(self, name) for name in sorted(names)}
-
-    def deciding(self) -> dict[str, Any]:
-        """The arguments that decide what a request's answer is, JSON-ready."""
-        return self.model_dump(mode="json", include=_DECIDING)

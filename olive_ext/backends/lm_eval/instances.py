@@ -5,17 +5,14 @@ Knows no model and no session.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from lm_eval.api.model import TemplateLM
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.text.requests import GenerationRequest
@@ -31,8 +28,8 @@ Observer = Callable[[Any, Any, Any], None]
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
-TokenRequest = tuple[tuple[str, str] | None, Sequence[int], Sequence[int]]
-"""lm-eval's cache key, context ids and target ids."""
+TokenRequest = tuple[Any, ...]
+"""lm-eval's cache key, context ids and target ids, and perhaps the context's pictures."""
 
 Answer = tuple[float, bool]
 CERTAIN: Answer = (0.0, True)
@@ -97,24 +94,3 @@ def encoded_slices(
             for following in slices[number + len(begun) : number + 2]:
                 begun.append(pool.submit(encode, [items[place] for place in following]))
             yield places, begun.popleft().result()
-
-
-@contextmanager
-def progress_bar(
-    doing: str, total: int, num_tokens: Callable[[], int], is_disabled: bool
-) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be called with the number of requests that are newly done.
-
-    The bar shows requests done, tokens fed per second (`num_tokens` counts those fed so far) and the time left. It
-    appears on a terminal only, never in a file or a pipe.
-    """
-    before, begin = num_tokens(), time.monotonic()
-    with tqdm(total=total, desc=doing, disable=is_disabled or None) as bar:
-
-        def advance(count: int) -> None:
-            if not bar.disable:
-                speed = (num_tokens() - before) / max(time.monotonic() - begin, 1e-9)
-                bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
-            bar.update(count)
-
-        yield advance

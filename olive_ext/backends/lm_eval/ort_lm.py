@@ -6,7 +6,6 @@ Knows no engine and no provider.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,9 +29,10 @@ from olive_ext.backends.lm_eval.instances import (
     TokenRequest,
     encoded_slices,
     known_answers_first,
-    progress_bar,
 )
-from olive_ext.backends.package_versions import RUNTIMES, versions
+from olive_ext.backends.lm_eval.task_media import TaskMedia
+from olive_ext.backends.package_versions import versions
+from olive_ext.backends.progress import progress_bar
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -73,12 +73,12 @@ class OrtLM(CompletePairs):
         self._encoding = self._session.encoding
         if self._encoding is not None:
             self.backend = "seq2seq"  # TemplateLM then encodes context and continuation each alone
-            if self._encoding.takes_features:
-                self._refuse_features()
         self.resolved = self._session.model  # None around an engine that a caller made, which counts as "onnx"
         self.kind = "onnx" if self.resolved is None else self.resolved.kind
         self.max_gen_toks = given.max_gen_toks
         self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
+        self._media = TaskMedia(given, self._session.media)
+        self.MULTIMODAL = self._media.is_taken
         own = self._session.tokenizer
         self._text = Tokenizer(
             own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
@@ -97,14 +97,6 @@ class OrtLM(CompletePairs):
         """An `OrtLM` over the open `session`, with the tokenizer and the request arguments of this one."""
         session.tokenizer = self.session.tokenizer
         return type(self)(session=session, observer=observer, **self._arguments.asking())
-
-    def _refuse_features(self) -> None:
-        model = self.session.describe_execution().get("model")
-        self.close()
-        raise TaskError(
-            f"'{model}' is an encoder-decoder that takes features of sound; lm-eval's tasks give it text. Ask it "
-            "through olive_ext.open(...)"
-        )
 
     def close(self) -> None:
         """Lets the session go, and closes it where this model opened it. May be called again."""
@@ -152,7 +144,7 @@ class OrtLM(CompletePairs):
         options = dict(self._arguments.chat_template_args)
         if self._arguments.enable_thinking is not None:
             options["enable_thinking"] = self._arguments.enable_thinking
-        return self._text.render_chat(chat_history, add_generation_prompt, **options)
+        return self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
 
     @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
@@ -162,18 +154,21 @@ class OrtLM(CompletePairs):
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
         answers: dict[int, Answer] = {}
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
-            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args), self._encode):
+            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode):
                 found = self._score(tokens, [requests[place] for place in places], advance)
                 answers.update(zip(places, found, strict=True))
         return [answers[place] for place in range(len(requests))]
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
-        pairs = [request.args for request in requests]
+        pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
         texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
         try:
-            return [(pair, *(self._encode_pair(*pair) if pair[1] else ([], []))) for pair in pairs]
+            return [
+                (one.args, *(self._encode_pair(*pair) if pair[1] else ([], [])), self._media.images(one.args))
+                for one, pair in zip(requests, pairs, strict=True)
+            ]
         finally:
             self._encoded = {}
 
@@ -186,7 +181,7 @@ class OrtLM(CompletePairs):
     ) -> list[Answer]:
         """`instances` are lm-eval's requests of the same order, for the observer."""
         answers = [CERTAIN] * len(requests)
-        scored = [index for index, (_, _, target) in enumerate(requests) if target]
+        scored = [index for index, request in enumerate(requests) if request[2]]
         asked = [self._scoring(*requests[index][1:]) for index in scored]
 
         def keep(index: int, answer: Answer) -> None:
@@ -200,15 +195,17 @@ class OrtLM(CompletePairs):
             if instances:
                 self.observer(instances[scored[at]], asked[at], output)
 
-        for index, (_, _, target) in enumerate(requests):
-            if not target:
-                keep(index, CERTAIN)
-        self.session.loglikelihood(asked, on_result=take)
+        for index in set(range(len(requests))).difference(scored):
+            keep(index, CERTAIN)
+        names = [str(instances[index].task_name) for index in scored] if instances else ()
+        self.session.loglikelihood(asked, on_result=take, names=names)
         return answers
 
-    def _scoring(self, context: Sequence[int], target: Sequence[int]) -> ScoringRequest:
+    def _scoring(self, context: Sequence[int], target: Sequence[int], images: tuple[Any, ...] = ()) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
-        return ScoringRequest(context, target) if self._encoding is None else ScoringRequest("", target, source=context)
+        if self._encoding is None:
+            return ScoringRequest(context, target, images=images)
+        return ScoringRequest("", target, source=context)
 
     @known_answers_first
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -243,7 +240,8 @@ class OrtLM(CompletePairs):
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
 
-            self.session.generate([item.request for item in wanted], on_result=keep)
+            names = [str(requests[item.owners[0]].task_name) for item in wanted]
+            self.session.generate([item.request for item in wanted], on_result=keep, names=names)
         return answers
 
     def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
@@ -253,13 +251,14 @@ class OrtLM(CompletePairs):
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
             settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
-            key = json.dumps([context, gen_kwargs], default=str)
+            images = self._media.images(request.args)
+            key = json.dumps([context, gen_kwargs, [id(image) for image in images]], default=str)
             repeat = repeats[key] if settings.is_sampled else 0
             repeats[key] += 1
             if (key, repeat) not in wanted:
-                prompt = self.tok_encode(context) or [self.prefix_token_id]
+                prompt = self.tok_encode(self._media.prompt(request.args)) or [self.prefix_token_id]
                 stops = self._thinking.stops(settings.until)
-                asked = settings.request(prompt, self.max_length, repeat, stops)
+                asked = replace(settings.request(prompt, self.max_length, repeat, stops), images=images)
                 if self._encoding is not None:
                     asked = replace(asked, prompt="", source=prompt)
                 wanted[key, repeat] = PendingGeneration(settings, asked, [])
@@ -279,20 +278,6 @@ class OrtLM(CompletePairs):
     def content_hash(self) -> str | None:
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
-
-    def answers_key(self) -> str:
-        """Digest (16 hex digits) of all that decides an answer besides the request: the model's content (its path where
-        that is unknown), how it runs, and arguments. The key of caches of answers."""
-        execution = self.session.describe_execution()
-        facts = {
-            "model": self.content_hash or execution.get("model"),
-            "adapters": sorted(execution.get("adapters", {}).values()),
-            "providers": execution.get("providers"),
-            "max_length": self.max_length,
-            "versions": {name: found for name, found in versions().items() if name in RUNTIMES},
-            **self._arguments.deciding(),
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
         return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)

@@ -5,12 +5,14 @@ Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.media import media_key
 from olive_ext.engine.reference.kernels import Divergence, shape_of
 from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
@@ -29,7 +31,7 @@ class WritingTap(Tap):
     def __init__(self, records: Records, divergence: Divergence) -> None:
         self._records = records
         self._divergence = divergence
-        self._rng = np.random.default_rng([records.form.seed, records.num_records])
+        self._rng = np.random.default_rng(records.form.seed)
         self._keys: dict[int, bytes] = {}
 
     @property
@@ -38,6 +40,8 @@ class WritingTap(Tap):
 
     def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
         self._keys = {place: key_of(request) for place, request in items}
+        content = zlib.crc32(b"".join(sorted(self._keys.values())))
+        self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
         return [(place, self._known(place) or request) for place, request in items]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
@@ -129,4 +133,4 @@ class ReadingTap(Tap):
 
 def key_of(request: Request) -> bytes:
     """The key of a request in the reference log-prob cache."""
-    return request_key(request.tokens, request.num_targets, source_key(request.source))
+    return request_key(request.tokens, request.num_targets, source_key(request.source) + media_key(request.media))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.requests import Notes, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
@@ -52,6 +53,9 @@ class Tap(ABC):
 
     def check_source(self, source: Source | None) -> None:  # noqa: B027
         """As `Runner.check_source`, for a model of the tap's own."""
+
+    def check_media(self, media: Media) -> None:  # noqa: B027
+        """As `Runner.check_media`, for a model of the tap's own."""
 
     def miss(self, step: Step) -> None:  # noqa: B027
         """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
@@ -144,6 +148,9 @@ class ResidentTap(Tap):
 
     def check_source(self, source: Source | None) -> None:
         self._reference.check_source(source)
+
+    def check_media(self, media: Media) -> None:
+        self._reference.check_media(media)
 
     def miss(self, step: Step) -> None:
         """Keeps the step's copies and moves for the reference, which has not run it."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
@@ -93,6 +94,11 @@ class Runner(ABC):
         """Raises `OliveExtError` where a request cannot have this source, or needs one."""
         if source is not None:
             raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
+
+    def check_media(self, media: Media) -> None:
+        """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
+        if media:
+            raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
 
     @abstractmethod
     def release_memory(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Capacity, Runner
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
@@ -92,6 +93,9 @@ class BucketedRunner(Runner):
 
     def check_source(self, source: Source | None) -> None:
         self._inner.check_source(source)
+
+    def check_media(self, media: Media) -> None:
+        self._inner.check_media(media)
 
     def close(self) -> None:
         self._inner.close()

@@ -1,6 +1,7 @@
-"""Overlapped steps: the step behind one that has not been read has the same rows, fed with the tokens which that finds.
+"""Overlapped steps: the step behind one that has not been read. Where that decodes, the next one has the same rows, fed
+with the tokens which that finds; else it computes inputs, of which nothing is to be found.
 
-The functions that plan them are pure; `StepThread` runs them while the host does something else. Knows no runner.
+The functions that plan the former are pure; `StepThread` runs them while the host does something else. Knows no runner.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def can_be_followed(planned: PlannedStep) -> bool:
     if not is_plain or read != [(place, len(row.tokens) - 1) for place, row in enumerate(step.rows)]:
         return False
     return all(
-        sequence is None or not sequence.pending or sequence.wants_next(row.past + len(row.tokens) - 1)
+        sequence is None or sequence.has_ended or sequence.wants_next(row.past + len(row.tokens) - 1)
         for row, sequence in zip(step.rows, planned.sequences, strict=True)
     )
 
 
 def goes_on(sequence: Sequence) -> bool:
     """Whether a sequence whose next token is being computed may have one more behind that."""
-    return sequence.pending > 0 and sequence.end < len(sequence.tokens)
+    return not sequence.has_ended and sequence.end < len(sequence.tokens)
 
 
 def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> PlannedStep:
@@ -59,7 +60,8 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
         is_live = sequence is not None and row.slot in chosen
         past = row.past if sequence is None else row.past + len(row.tokens)
         # An idle row writes behind what is resident, or over the position that a released slot leaves unused.
-        rows.append(Row(row.slot, past if is_live else min(past, capacity - 1), (UNKNOWN_TOKEN,), source=row.source))
+        past = past if is_live else min(past, capacity - 1)
+        rows.append(replace(row, past=past, tokens=(UNKNOWN_TOKEN,), is_checkpoint=False))
         sequences.append(sequence if is_live else None)
     logits_rows = tuple(LogitsRow(place, 0) for place in range(len(rows)))
     return PlannedStep(Step(tuple(rows), logits_rows, uses_previous_tokens=True), tuple(sequences))
@@ -67,6 +69,8 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
     """`planned` with the tokens that the previous step has sampled, now that the host has read them."""
+    if not planned.step.uses_previous_tokens:
+        return planned
     rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
 
@@ -80,11 +84,11 @@ class StepThread:
         self._era = 0
         self._has_failed = False
 
-    def begin(self, step: Step) -> Future[StepOutput]:
-        """Puts `step` behind those that were begun before. One that follows a step that failed is not run."""
+    def begin(self, step: Step, *, is_overlapped: bool) -> Future[StepOutput]:
+        """Puts `step` behind those that were begun before. An overlapped one is not run where the one before failed."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
-        return self._executor.submit(self._work, step, self._era)
+        return self._executor.submit(self._work, step, self._era, is_overlapped)
 
     def settle(self) -> None:
         """Drops what waits, and returns when nothing runs. May be interrupted, and called again."""
@@ -100,10 +104,10 @@ class StepThread:
             self._executor.shutdown()
             self._executor = None
 
-    def _work(self, step: Step, era: int) -> StepOutput:
+    def _work(self, step: Step, era: int, is_overlapped: bool) -> StepOutput:
         if era != self._era:
             raise CancelledError
-        if step.uses_previous_tokens and self._has_failed:
+        if is_overlapped and self._has_failed:
             raise RunError("the step before this one failed")
         self._has_failed = True
         output = self._run(step)

@@ -34,7 +34,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     Without `can_share` only equal inputs are computed once.
     """
     items = sorted(
-        (source_key(request.source), _input_key(request), order, key, request)
+        (source_key(request.source), input_key(request), order, key, request)
         for order, (key, request) in enumerate(requests)
     )
     sequences: list[Sequence] = []
@@ -58,7 +58,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
             sequence = _sequence(tokens, request, answer)
             sequence.num_shared = min(shared, len(tokens) - 1)
             sequences.append(sequence)
-            _place_checkpoint(sequence.num_shared, owners)
+            sequence.parent = _parent(sequence.num_shared, owners)
             if len(tokens) > shared:
                 owners.append((len(tokens), sequence))
         _place_reads(request, answer, owners)
@@ -66,29 +66,33 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     return Plan(tuple(sequences), naive, distinct)
 
 
-def _input_key(request: Request) -> bytes:
+def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
     tokens = request.tokens if request.generation else request.tokens[:-1]
     return np.array(tokens, ">u4").tobytes()
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
-    generation = request.generation
+    generation, source, media = request.generation, request.source, request.media
     if generation is None:
-        return Sequence(tokens, len(tokens), source=request.source)
+        return Sequence(tokens, len(tokens), source=source, media=media)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
     probe = Read(int(tokens[-1]), answer, PROBE)
     reads = {len(tokens) - 1: [probe]}
-    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=request.source)
+    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=source, media=media)
 
 
-def _place_checkpoint(length: int, owners: list[tuple[int, Sequence]]) -> None:
-    """Marks the first `length` tokens, which the next sequence shares, where they are computed."""
-    if length:
-        owner = next(owner for end, owner in owners if end >= length)
-        owner.checkpoints.add(length)
+def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
+    """The sequence that computes the last of the first `length` tokens, which the next sequence shares. They are marked
+    there."""
+    if not length:
+        return None
+    parent = next(owner for end, owner in owners if end >= length)
+    parent.checkpoints.add(length)
+    parent.num_children += 1
+    return parent
 
 
 def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Sequence]]) -> None:

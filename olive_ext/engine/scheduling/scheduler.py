@@ -1,22 +1,26 @@
 """Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
-A step is a tree batch, where the runner takes these and there is something to score; or one row with several tokens,
-or several rows with one token each (GroupQueryAttention refuses several tokens behind a past in a batch). In slots an
-input is computed to its end before the next sequence is admitted; decoding rows wait. Knows no runner.
+A step is a tree batch, where the runner takes these and there is something to score; or it is packed: the rows that
+decode, and inputs of many sequences up to the chunk size; or it has one row with several tokens, or several rows with
+one token each (GroupQueryAttention refuses several tokens behind a past in a batch). There an input is computed to its
+end before the next sequence is admitted, and decoding rows wait. Or it has the most rows that are alike, inputs first.
+
+What a planned step feeds counts as computed at once, so that the next step can be planned before it has run; its scores
+and tokens are taken in when it is read. Knows no runner.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from olive_ext.engine.requests import Counters, FinishReason, source_key
+from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
+from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import refuse_non_finite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
-from olive_ext.engine.scheduling.slots import Slots
+from olive_ext.engine.scheduling.slots import MIN_COPY, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
 from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
 
@@ -33,11 +37,19 @@ class Scheduler:
         computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step."""
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
-        self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind)
+        self._is_packed = traits.batching is Batching.PACKED
+        self._is_alike = traits.batching is Batching.ALIKE
+        self.slots = Slots(
+            capacity.num_slots,
+            capacity.positions,
+            traits.can_rewind,
+            has_blocks=self._is_packed or self._is_alike,
+            min_copy=1 if self._is_alike else MIN_COPY,
+        )
         self._traits = traits
         self._chunk_size = chunk_size
         self._counters = counters
-        self._waiting: deque[Sequence] = deque()
+        self._admission = Admission(self.slots, traits, counters)
         self._running: dict[int, Sequence] = {}
         self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
@@ -46,11 +58,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.num_waiting or self._running)
+        return bool(self.num_waiting or self._running or self._present)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + (self._tree_batches.num_waiting if self._tree_batches else 0)
+        return self._admission.num_waiting + self._num_scored_in_trees
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a step whose output is to be taken in before another one is planned."""
+        return self._present is not None
 
     @property
     def present(self) -> Step:
@@ -63,50 +80,49 @@ class Scheduler:
             if self._tree_batches is not None and sequence.generation is None:
                 self._tree_batches.add(sequence)
             else:
-                self._waiting.append(sequence)
+                self._admission.add(sequence)
 
     def schedule(self) -> Step:
-        """The next step; there is work left."""
+        """The next step; there is work left, and no step is planned."""
         if self._tree_batches is not None and self._tree_batches.num_waiting:
-            self._present = self._tree_batch_plan(self._tree_batches)
-            return self.present
-        copies = self._admit()
-        ready = list(self._running.values())
-        prefill = next((sequence for sequence in ready if sequence.pending > 1), None)
-        if self._traits.batching is Batching.ALIKE:
-            ready = self._alike([(s, s.computed, len(self._row(s).tokens)) for s in ready])
-        elif self._traits.batching is not Batching.PACKED and prefill:
-            ready = [prefill]
-        self._present = self._slots_plan(self._together(ready), copies)
+            self._present = self._committed(self._tree_batch_plan(self._tree_batches))
+        else:
+            copies = self._admit()
+            self._present = self._committed(self._slots_plan(copies))
         return self.present
 
     def schedule_overlapped(self) -> Step | None:
-        """The step behind the present one, whose tokens that one finds. None where that must be read first, or where
-        other slots would be computed."""
+        """The step behind the present one, which begins before that is read. None where that must be read first."""
+        if not self._traits.async_decode or self._overlapped is not None or self._num_scored_in_trees:
+            return None
         present = self._present_plan()
-        if not self._traits.async_decode or self._overlapped is not None or not can_be_followed(present):
+        self._overlapped = self._followed_by_its_tokens(present) or self._followed_by_inputs()
+        return None if self._overlapped is None else self._overlapped.step
+
+    def _followed_by_its_tokens(self, present: PlannedStep) -> PlannedStep | None:
+        """A step fed with the tokens that the present one finds; None where other slots would be computed."""
+        if not can_be_followed(present):
             return None
         running = self._running.values()
         ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
         is_prompt_due = any(s.pending > 1 for s in ready if not present.has(s))
         has_room = self.slots.has_free or len(ready) < len(running)
-        is_scoring_due = self._tree_batches is not None and self._tree_batches.num_waiting
-        if not ready or is_prompt_due or is_scoring_due or (self._waiting and has_room):
+        if not ready or is_prompt_due or (self.num_waiting and has_room):
             return None
-        if self._traits.batching is Batching.ALIKE:
-            fed = {id(s): len(row.tokens) for row, s in zip(present.step.rows, present.sequences, strict=True)}
-            ready = self._alike([(s, s.computed + fed.get(id(s), 0), 1) for s in ready])
-        chosen = self._together(ready)
+        chosen = self._alike([(s, 1) for s in ready]) if self._is_alike else ready[: self._most_rows]
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
         if not is_same or not all(present.has(sequence) for sequence in chosen):
             return None
-        self._overlapped = following(present, slots, self.slots.capacity)
-        return self._overlapped.step
+        return following(present, slots, self.slots.capacity)
 
-    def drop_overlapped(self) -> None:
-        """Forgets the overlapped step, which has not been run."""
-        self._overlapped = None
+    def _followed_by_inputs(self) -> PlannedStep | None:
+        """A step that computes inputs, of which the present one finds nothing; sequences that wait for a token of that
+        are not in it. None where no input is left: then those that decode stay together."""
+        copies = self._admit()
+        if all(not sequence.pending or sequence.is_input_computed for sequence in self._running.values()):
+            return None
+        return self._slots_plan(copies)
 
     def update(self, output: StepOutput) -> list[Answer]:
         """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
@@ -120,12 +136,10 @@ class Scheduler:
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
-            if sequence is None or not sequence.pending:
-                self._pass_over(row, sequence)
+            if sequence is None or sequence.has_ended:
                 if place in read_rows:
                     next(greedy)  # nobody reads it
                 continue
-            self._counters.tokens_fed += len(row.tokens)
             for position in _read_positions(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads.get(position, ()):
@@ -135,41 +149,50 @@ class Scheduler:
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    self._append(sequence, best if sequence.rng is None else sequence.draw(next(samples)))
-            sequence.computed += len(row.tokens)
-            if row.cells_P is None:
-                self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
+                    token = best if sequence.rng is None else sequence.draw(next(samples))
+                    self._counters.tokens_generated += sequence.append(token)
+            if sequence.has_ended:
                 self._retire(sequence, completed)
-        self._counters.steps_ahead += self._overlapped is not None
-        self._present = None if self._overlapped is None else with_tokens(self._overlapped, output.greedy_ids)
-        self._overlapped = None
+        overlapped, self._overlapped = self._overlapped, None
+        self._counters.steps_ahead += overlapped is not None
+        self._present = None if overlapped is None else self._committed(with_tokens(overlapped, output.greedy_ids))
         return completed
 
     def _present_plan(self) -> PlannedStep:
         assert self._present is not None
         return self._present
 
-    def _together(self, ready: list[Sequence]) -> list[Sequence]:
-        """The sequences of `ready` that share the next step."""
-        return ready[: 1 if self._traits.batching is Batching.SINGLE else self.limit]
+    @property
+    def _num_scored_in_trees(self) -> int:
+        return self._tree_batches.num_waiting if self._tree_batches else 0
 
-    def _alike(self, ready: Iterable[tuple[Sequence, int, int]]) -> list[Sequence]:
-        """The most sequences whose rows, of (past, number of tokens), may share a step. Inputs come first."""
-        groups: dict[Hashable, list[Sequence]] = {}
-        for sequence, past, num_tokens in ready:
-            group = self._traits.row_mix.group(past, num_tokens, sequence.source)
-            groups.setdefault((sequence.slot,) if group is None else group, []).append(sequence)
-        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
-        return max(inputs or groups.values(), key=len)
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a step that decodes."""
+        return 1 if self._traits.batching is Batching.SINGLE else self.limit
 
-    def _pass_over(self, row: Row, sequence: Sequence | None) -> None:
-        """An idle row, or that of a sequence that ended when the step had begun: what it was fed is in its slot."""
-        if sequence is None:
-            self._counters.idle_rows += 1
-            return
-        self._counters.rows_dropped += 1
-        self.slots.extend(row.slot, row.tokens)
-        self._release(sequence)
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of inputs in a step."""
+        return min(self.limit, self._chunk_size)
+
+    def _committed(self, planned: PlannedStep) -> PlannedStep:
+        """`planned`, which is to be run before any other step: what it feeds counts as computed and resident."""
+        for row, sequence in zip(planned.step.rows, planned.sequences, strict=True):
+            if sequence is None:
+                self._counters.idle_rows += 1
+                continue
+            if row.cells_P is None:
+                self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
+            if sequence.has_ended:  # when the step had begun
+                self._counters.rows_dropped += 1
+                self._release(sequence)
+                continue
+            self._counters.tokens_fed += len(row.tokens)
+            sequence.computed += len(row.tokens)
+            if row.cells_P is None and not sequence.pending and sequence.generation is None:
+                self._release(sequence)
+        return planned
 
     def _tree_batch_plan(self, batches: TreeBatches) -> PlannedStep:
         planned = batches.plan(min(self.limit, self.tree_batch_tokens))
@@ -180,33 +203,50 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to one, or to all that share nothing where rows that are alike run
-        together."""
-        copies: list[Copy] = []
-        is_alike = self._traits.batching is Batching.ALIKE
-        has_inputs = any(not sequence.is_input_computed for sequence in self._running.values())
-        while self._waiting and self.slots.has_free:
-            if has_inputs and not (is_alike and not self._waiting[0].num_shared):
-                break
-            copies.extend(self._take(self._waiting.popleft()))
-            has_inputs = True
+        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to all
+        where those that are alike share steps."""
+        pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
+        takes_many = self._is_packed or self._is_alike
+        if pending and not takes_many:
+            return ()
+        copies = []
+        room = UNLIMITED if self._is_alike else self._most_tokens - pending
+        for sequence, copy in self._admission.admit(room, UNLIMITED if takes_many else 1):
+            self._running[sequence.slot] = sequence
+            copies += [copy] if copy else []
         return tuple(copies)
 
-    def _take(self, sequence: Sequence) -> tuple[Copy, ...]:
-        """A slot for `sequence`."""
-        taken = self.slots.take(
-            sequence.tokens, sequence.first_read() if self._traits.chunked_prefill else 0, source_key(sequence.source)
-        )
-        sequence.slot, sequence.computed = taken.slot, taken.shared
-        self._running[taken.slot] = sequence
-        self._counters.prefix_hits += taken.shared > 0
-        self._counters.tokens_reused += taken.shared
-        self._counters.copies += taken.copy is not None
-        return (taken.copy,) if taken.copy else ()
+    def _rows(self) -> list[tuple[Sequence, Row]]:
+        """The rows of the next step: those that decode, and inputs; or one input alone; or those that are alike."""
+        ready = [sequence for sequence in self._running.values() if sequence.pending]
+        if self._is_alike:
+            rows_of = {sequence.slot: self._row(sequence, self._most_tokens) for sequence in ready}
+            chosen = self._alike([(sequence, len(rows_of[sequence.slot].tokens)) for sequence in ready])
+            return [(sequence, rows_of[sequence.slot]) for sequence in chosen]
+        inputs = [sequence for sequence in ready if sequence.pending > 1]
+        if inputs and not self._is_packed:
+            return [(inputs[0], self._row(inputs[0], self._most_tokens))]
+        rows = [(one, self._row(one, 1)) for one in ready if one.pending == 1][: self._most_rows]
+        room = self._most_tokens - len(rows)
+        for sequence in inputs:
+            if room > 0 or not rows:
+                rows.append((sequence, self._row(sequence, room)))
+                room -= len(rows[-1][1].tokens)
+        return rows
 
-    def _slots_plan(self, sequences: list[Sequence], copies: tuple[Copy, ...]) -> PlannedStep:
-        """One row for each of `sequences`, and idle ones where the runner needs them."""
-        rows = {sequence.slot: (sequence, self._row(sequence)) for sequence in sequences}
+    def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
+        """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come
+        first."""
+        groups: dict[Hashable, list[Sequence]] = {}
+        for sequence, number in ready:
+            group = self._traits.row_mix.group(sequence.computed, number, sequence.source)
+            groups.setdefault((sequence.slot,) if group is None else group, []).append(sequence)
+        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
+        return max(inputs or groups.values(), key=len)[: self.limit]
+
+    def _slots_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
+        """The next rows, and idle ones where the runner needs them."""
+        rows = {sequence.slot: (sequence, row) for sequence, row in self._rows()}
         span = self._span(sorted(rows))
         filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
@@ -237,41 +277,25 @@ class Scheduler:
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1 or self._traits.batching in (Batching.PACKED, Batching.ALIKE):
+        if len(slots) == 1 or self._is_packed or self._is_alike:
             return slots
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
 
-    def _row(self, sequence: Sequence) -> Row:
+    def _row(self, sequence: Sequence, most: int) -> Row:
+        """The sequence's next tokens, up to `most` of them where it may be split."""
         start, stop = sequence.computed, sequence.end
         if self._traits.chunked_prefill:
-            stop = min(stop, start + min(self.limit, self._chunk_size))
+            stop = min(stop, start + most)
         if not self._traits.can_rewind:
             stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
         is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
-        return Row(sequence.slot, start, tuple(sequence.tokens[start:stop].tolist()), is_checkpoint, sequence.source)
-
-    def _append(self, sequence: Sequence, token: int) -> None:
-        generation, answer = sequence.generation, sequence.answer
-        assert generation is not None
-        assert answer is not None
-        if token in generation.stop_ids:
-            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
-            return
-        answer.generated.append(token)
-        self._counters.tokens_generated += 1
-        if generation.is_finished is not None and generation.is_finished(answer.generated):
-            answer.finish_reason = FinishReason.STOPPED
-        elif len(answer.generated) >= generation.max_new_tokens:
-            answer.finish_reason = FinishReason.LENGTH
-        else:
-            sequence.tokens[sequence.end] = token
-            sequence.end += 1
+        tokens = tuple(sequence.tokens[start:stop].tolist())
+        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
-        if sequence.pending:
-            return
+        """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
         if self._overlapped is None or not self._overlapped.has(sequence):
             self._release(sequence)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:

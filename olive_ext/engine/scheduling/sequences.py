@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
@@ -81,11 +82,19 @@ class Sequence:
     answer: Answer | None = None
     rng: np.random.Generator | None = None
     source: Source | None = None
+    media: Media = ()
     num_shared: int = 0
     """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 
+    parent: Sequence | None = None
+    """The earlier sequence that computes the last of these."""
+
+    num_children: int = 0
+    """Sequences whose parent this is, and that have no slot yet."""
+
     slot: int = -1
     computed: int = 0
+    """Tokens that the steps planned so far compute."""
 
     def __post_init__(self) -> None:
         self.num_input = self.end
@@ -98,9 +107,32 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its generation is complete; steps that were begun before that was known may still hold it."""
+        return self.answer is not None and self.answer.finish_reason is not None
+
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
+
+    def append(self, token: int) -> bool:
+        """Takes in the next token of the generation; False where it ends that and is no part of the answer."""
+        generation, answer = self.generation, self.answer
+        assert generation is not None
+        assert answer is not None
+        if token in generation.stop_ids:
+            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
+            return False
+        answer.generated.append(token)
+        if generation.is_finished is not None and generation.is_finished(answer.generated):
+            answer.finish_reason = FinishReason.STOPPED
+        elif len(answer.generated) >= generation.max_new_tokens:
+            answer.finish_reason = FinishReason.LENGTH
+        else:
+            self.tokens[self.end] = token
+            self.end += 1
+        return True
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""

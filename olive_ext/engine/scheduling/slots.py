@@ -7,15 +7,16 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import TokenArray, common_prefix
+from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
 MIN_COPY = 16
-"""Positions that a copy from a busy slot must save; below that feeding the tokens costs less than the copy."""
+"""Positions that a copy from a busy slot must save, unless it costs nothing; below that feeding the tokens costs less than the copy."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,25 @@ class Taken:
 class Slots:
     """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
 
-    def __init__(self, num_slots: int, capacity: int, can_rewind: bool = True) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        capacity: int,
+        can_rewind: bool = True,
+        *,
+        has_blocks: bool = False,
+        min_copy: int = MIN_COPY,
+    ) -> None:
+        """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
+        save."""
+        self.min_copy = min_copy
         self._can_rewind = can_rewind
+        self._has_blocks = has_blocks
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
         self._lengths = [0] * num_slots
-        self._released = [0] * num_slots
+        self._used_at = [0] * num_slots
         self._clock = 0
         self._busy: set[int] = set()
 
@@ -56,21 +69,24 @@ class Slots:
     def length(self, slot: int) -> int:
         return self._lengths[slot]
 
-    def take(self, tokens: TokenArray, limit: int, source: str = "") -> Taken:
-        """Takes the free slot that shares most of `tokens[:limit]`; among equals the longest unused one.
+    def take(self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset()) -> Taken:
+        """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
+        another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
+        taken. The `wanted` ones come last.
 
         What is resident behind another `source` (its key) is not shared.
         """
-        shared = [
-            self._reusable(slot, tokens[:limit]) if self._sources[slot] == source else 0
-            for slot in range(self.num_slots)
-        ]
+        shared = self._reusable(tokens[:limit], source)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
-        slot = min(free, key=lambda s: (-shared[s], self._released[s], s))
-        giver = max(self._busy, key=lambda s: shared[s], default=slot)
+        oldest = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
+        slot = oldest if self._has_blocks else min(free, key=lambda s: (-shared[s], self._used_at[s], s))
+        givers = range(self.num_slots) if self._has_blocks else self._busy
+        giver = max(givers, key=lambda s: shared[s], default=slot)
         copy = None
-        if shared[giver] >= shared[slot] + MIN_COPY:
+        if shared[giver] >= shared[slot] + self.min_copy:
+            slot = oldest
             copy = Copy(giver, slot, shared[giver])
+            self._note_use(giver)
         length = shared[giver] if copy else shared[slot]
         kept = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
         self._checkpoints[slot] = kept
@@ -91,15 +107,23 @@ class Slots:
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
-        self._clock += 1
-        self._released[slot] = self._clock
+        self._note_use(slot)
         if self._can_rewind:
             self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
 
-    def _reusable(self, slot: int, tokens: TokenArray) -> int:
-        """How many of `tokens`, from the first on, are resident in the slot and need not be fed again."""
-        length = self._lengths[slot]
-        shared = common_prefix(self._tokens_SP[slot, :length], tokens)
-        if self._can_rewind or shared == length:
-            return shared
-        return max((kept for kept in self._checkpoints[slot] if kept <= shared), default=0)
+    def _note_use(self, slot: int) -> None:
+        self._clock += 1
+        self._used_at[slot] = self._clock
+
+    def _reusable(self, tokens: TokenArray, source: str) -> list[int]:
+        """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
+        differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
+        np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
+        equal = np.minimum(differs_SP.argmax(1), self._lengths).tolist()
+        return [self._kept(slot, length) if self._sources[slot] == source else 0 for slot, length in enumerate(equal)]
+
+    def _kept(self, slot: int, length: int) -> int:
+        """Where the slot can be cut back to, of its first `length` tokens."""
+        if self._can_rewind or length == self._lengths[slot]:
+            return length
+        return max((kept for kept in self._checkpoints[slot] if kept <= length), default=0)

@@ -126,7 +126,13 @@ class TreeBatches:
                 shared.append(sequence.computed)
             stop = min(sequence.end, sequence.computed + room)
             tokens = sequence.tokens[sequence.computed : stop]
-            row = Row(SHARED_PREFIX, sequence.computed, tuple(tokens.tolist()), cells_P=self._prefix.cells())
+            row = Row(
+                SHARED_PREFIX,
+                sequence.computed,
+                tuple(tokens.tolist()),
+                media=sequence.media,
+                cells_P=self._prefix.cells(),
+            )
             self._prefix.extend(tokens)
             rows.append((sequence, row))
             room -= len(tokens)

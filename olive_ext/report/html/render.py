@@ -6,7 +6,7 @@ The page opens with a lead for each candidate: the verdict, and the few numbers 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from olive_ext.report.html import facts
 from olive_ext.report.html.pictures import forest, kl_pictures
 from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.scores import Z95, cost_rows, score_rows
+from olive_ext.report.scores import cost_rows, score_rows
 from olive_ext.report.verdict import Kind, verdict
 from olive_ext.report.view import (
     SIGNS,
     WORDS,
     DifferenceRow,
     difference_rows,
-    divergence_row,
     divergence_rows,
     overall_first,
     task_title,
@@ -38,11 +37,15 @@ MAX_TASK_PICTURES = 12
 """Tasks with pictures of their own besides those of all tasks."""
 
 _TONES: dict[Kind, str] = {
-    "loss": "loss",
-    "gain": "gain",
-    "no_loss_found": "unclear",
-    "nothing_compared": "plain",
     "cannot_tell": "loss",
+    "loss": "loss",
+    "distant": "doubt",
+    "too_few": "doubt",
+    "small_loss": "doubt",
+    "gain": "gain",
+    "no_loss_found": "fine",
+    "no_difference": "unclear",
+    "nothing_compared": "plain",
 }
 
 
@@ -115,19 +118,17 @@ def _context(page: Page) -> dict[str, Any]:
 
 def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     found = verdict(contrast.comparison)
-    sentence = found.line.partition(": ")[0]
-    sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{sentence[:1].upper()}{sentence[1:]}")
+    sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{found.finding[:1].upper()}{found.finding[1:]}")
     own = (column for column in columns if column.name == contrast.candidate)
-    tiles = (*_tiles(contrast), *(tile for column in own for tile in _sizes(column)))
-    return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tiles)
+    tiles = [(f"{figure.name[:1].upper()}{figure.name[1:]}", figure.value, figure.note) for figure in found.figures]
+    tiles += [tile for column in own for tile in _sizes(column)]
+    return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tuple(tiles))
 
 
 def _basis(contrast: Contrast) -> str:
     comparison = contrast.comparison
-    documents = {item.task: item.num_documents for item in comparison.divergences if item.task != ALL}
-    documents |= {item.task: item.num_documents for item in comparison.outcomes if item.task != ALL}
-    total = numbers.count(sum(documents.values()))
-    parts = [f"{total} documents of {_tasks(len(documents))}"]
+    documents = comparison.documents()
+    parts = [f"{numbers.count(sum(documents.values()))} documents of {_tasks(len(documents))}"]
     overall = comparison.overall_divergence()
     if overall is not None:
         parts.append(f"{numbers.count(overall.num_positions)} token positions")
@@ -136,25 +137,6 @@ def _basis(contrast: Contrast) -> str:
 
 def _tasks(number: int) -> str:
     return f"{number} task{'s' * (number != 1)}"
-
-
-def _tiles(contrast: Contrast) -> Iterator[Tile]:
-    comparison = contrast.comparison
-    outcome, divergence = comparison.overall_outcome(), comparison.overall_divergence()
-    if outcome is not None and outcome.is_share:
-        half = (outcome.high - outcome.low) / 2 / Z95
-        difference, low, high = (numbers.points(x, half) for x in (outcome.difference, outcome.low, outcome.high))
-        tasks = {item.task for item in comparison.outcomes} - {ALL}
-        name = "Accuracy" if outcome.task == ALL or len(tasks) == 1 else f"{outcome.task} {outcome.metric}"
-        yield f"{name}, points", difference, f"{low} to {high}"
-    if any(item.is_binary for item in comparison.outcomes):
-        lost = sum(flip.direction == "right_to_wrong" for flip in comparison.flips)
-        yield "Flips, lost / won", f"{lost} / {len(comparison.flips) - lost}", ""
-    if divergence is not None:
-        row = divergence_row(contrast.candidate, divergence)
-        yield "Mean KL, nats", row.mean.value, row.mean.margin
-        yield "Same top token", row.agreement, ""
-        yield "Perplexity ratio", row.ratio.value, row.ratio.margin
 
 
 def _sizes(column: Column) -> list[Tile]:

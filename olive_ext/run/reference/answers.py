@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import TaskError
-from olive_ext.report.comparison import ALL, Flip, Outcome
+from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
 from olive_ext.stats.paired_answers import compare_outcomes
 
 FloatArray = npt.NDArray[np.float64]
@@ -157,6 +157,7 @@ class _Pair:
     documents: Sequence[int]
     reference_values: FloatArray
     candidate_values: FloatArray
+    matters: float
 
     @property
     def higher_is_better(self) -> bool:
@@ -170,18 +171,24 @@ class _Pair:
             self.reference_values,
             self.candidate_values,
             higher_is_better=self.higher_is_better,
+            matters=self.matters,
         )
 
 
 def compare_answers(
-    reference: Sequence[Answers], candidate: Sequence[Answers], samples: Mapping[str, Any], tasks: Mapping[str, Any]
+    reference: Sequence[Answers],
+    candidate: Sequence[Answers],
+    samples: Mapping[str, Any],
+    tasks: Mapping[str, Any],
+    matters: float = Comparison.matters,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
-    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name.
+    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
+    `matters` the points that matter.
 
     Raises `TaskError` where the prompts of the two runs differ.
     """
-    pairs = list(_pairs(reference, candidate))
+    pairs = list(_pairs(reference, candidate, matters))
     outcomes = [pair.outcome() for pair in pairs]
     firsts: dict[str, _Pair] = {}
     for pair, outcome in zip(pairs, outcomes, strict=True):
@@ -193,7 +200,7 @@ def compare_answers(
     return tuple(outcomes), tuple(flips)
 
 
-def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[_Pair]:
+def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers], matters: float) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
@@ -202,15 +209,16 @@ def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterat
         for metric in own.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
             if numbers:
-                values = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
-                yield _Pair(other, own, metric, numbers, *values)
+                one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                yield _Pair(other, own, metric, numbers, one, two, matters)
 
 
 def _over_all(pairs: Sequence[_Pair]) -> Outcome:
     """The outcome over all documents, of which a right answer counts 1 whichever direction its task's metric has."""
     first = [_right(pair.reference_values, pair) for pair in pairs]
     second = [_right(pair.candidate_values, pair) for pair in pairs]
-    return compare_outcomes(ALL, "accuracy", "none", np.concatenate(first), np.concatenate(second))
+    both = np.concatenate(first), np.concatenate(second)
+    return compare_outcomes(ALL, "accuracy", "none", *both, matters=pairs[0].matters)
 
 
 def _right(values: FloatArray, pair: _Pair) -> FloatArray:

@@ -22,6 +22,7 @@ import psutil
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
+from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
@@ -70,7 +71,8 @@ class Comparer:
             return
         observer = Observer() if self._mode == "recorded" else None
         with closing(self._models.reference(observer)) as lm:
-            self._reference = self._run_reference(lm, observer)
+            journal = self._models.keep_answers(lm) if observer is None else None
+            self._reference = self._run_reference(lm, observer, journal)
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
@@ -93,13 +95,15 @@ class Comparer:
         if observer is not None:
             score_generated(lm, reference.generated, observer)
         own = read_answers(results["samples"], self._tasks.tasks)
-        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks)
+        matters = self._models.config.matters
+        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks, matters)
         return Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences() if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
             metrics=reference.results,
+            matters=matters,
         )
 
     def fields(self) -> Fields:
@@ -116,11 +120,13 @@ class Comparer:
         reference.known_answers = self._observer.scores
         return self._run_reference(reference, observer)
 
-    def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
+    def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
         config, progress = self._models.config, self._models.progress
-        results = run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
+        results = run_tasks(
+            lm, self._tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True
+        )
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
         return ReferenceRun(results, answers, observer.generated if observer is not None else [])
 
@@ -167,11 +173,6 @@ def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
     if reference.is_input_model:
         raise ConfigError(
             f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
-        )
-    if config.use_cache is not None:
-        raise ConfigError(
-            "'use_cache' cannot go with 'reference': answers of earlier runs come without distributions. What the "
-            "reference says is kept by itself ('reference.records_dir')"
         )
 
 

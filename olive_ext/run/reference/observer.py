@@ -18,6 +18,7 @@ from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.requests import (
     GenerationOutput,
+    Prompt,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
@@ -63,7 +64,7 @@ class Observer:
         if isinstance(output, GenerationOutput):
             if output.tokens:
                 key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
-                target = ScoringRequest(request.prompt, output.tokens, source=request.source)
+                target = ScoringRequest(request.prompt, output.tokens, request.source, request.images)
                 self._generated[key] = Generated(key[0], key[1], target)
         elif output.compared is not None:
             compared = self.add_targets(instance, request, output)
@@ -82,7 +83,8 @@ class Observer:
         before = () if isinstance(context, str) else context
         classes = None
         if self._classes is not None and not isinstance(target, str):
-            classes = self._classes.of(target, before[-1] if before else None)
+            last = before[-1] if before else None
+            classes = self._classes.of(target, last if isinstance(last, int) else None)
         self._positions.setdefault(str(instance.task_name), Positions()).add(
             int(instance.doc_id),
             output.token_logprobs,
@@ -107,7 +109,7 @@ class Observer:
         return tuple(item for item in found if item is not None)
 
 
-def _parts(request: Scoring) -> tuple[Text, Text]:
+def _parts(request: Scoring) -> tuple[Prompt, Text]:
     """The context of a request, and its targets."""
     if isinstance(request, ScoringRequest):
         return request.context, request.target

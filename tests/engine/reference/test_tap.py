@@ -232,8 +232,8 @@ def test_closing_closes_both() -> None:
     engine, _ = pair_of(candidate, reference)
     engine.run([Request((1, 2), 1)])
     engine.close()
-    assert candidate._kv == []
-    assert reference._kv == []
+    assert candidate._slots == []
+    assert reference._slots == []
 
 
 def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRunner | None = None) -> Records:

@@ -19,7 +19,7 @@ from olive_ext.engine.requests import FinishReason, Generation, Request, Result,
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from tests.engine.fake_runner import FakeRunner, ShortRunner, oracle
+from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
 
 
@@ -132,10 +132,12 @@ def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
 
 
 def test_sampled_rows_are_read_before_what_follows_them() -> None:
+    """Only prompts overlap: the second and the third one."""
     requests = [Request((1, i), 0, Generation(6, sampling=Sampling(1.0, seed=i))) for i in range(3)]
     ahead, serial = (Engine(FakeRunner(3, Batching.RANGE, async_decode=keeps), 8) for keeps in (True, False))
     assert [result.tokens for result in ahead.run(requests)] == [result.tokens for result in serial.run(requests)]
-    assert ahead.counters.steps_ahead == 0
+    assert ahead.counters.steps_ahead == 2
+    ahead.close()
 
 
 def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
@@ -276,9 +278,16 @@ def test_step_behind_one_that_failed_is_not_run(at: int) -> None:
     _assert_usable(engine)
 
 
-def test_engine_that_only_scores_or_keeps_no_tokens_starts_no_thread() -> None:
-    scoring = Engine(FakeRunner(3, Batching.RANGE, async_decode=True), 8)
-    scoring.run([Request((1, 2, 3, i), 2) for i in range(5)])
+@pytest.mark.parametrize("batching", Batching)
+def test_scoring_is_planned_while_the_step_before_runs(batching: Batching) -> None:
+    requests = [Request((i % VOCAB, i % 3, 2, i % 5, 4), 2) for i in range(40)]
+    engine = Engine(FakeRunner(4, batching, async_decode=True), 8)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.steps_ahead == engine.counters.steps - 1
+    engine.close()
+
+
+def test_engine_that_keeps_no_tokens_starts_no_thread() -> None:
     serial = Engine(FakeRunner(3, Batching.RANGE), 8)
     serial.run(LONG)
     assert _threads() == []

@@ -49,11 +49,6 @@ def test_the_input_model_must_be_settled_by_the_workflow(tasks: LoadedTasks, pat
         comparer_of(Models(config(path, "input_model")), None, tasks, Seeds())
 
 
-def test_a_cache_of_answers_is_refused(tasks: LoadedTasks, path: str) -> None:
-    with pytest.raises(ConfigError, match="'use_cache' cannot go with 'reference'"):
-        comparer_of(Models(config(path, path, use_cache="c")), None, tasks, Seeds())
-
-
 def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_path: Path, path: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     hf = str(tmp_path)

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.graph.standalone_graphs import StackedTensor
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
@@ -52,29 +54,51 @@ class Encoded:
 
 
 class Embedding:
-    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place.
-
-    Images and sound have no rows in text, and their graphs are not opened.
+    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place,
+    with the features of pictures and sound among them. Text has no features, and the encoders are not opened for it.
     """
 
-    def __init__(self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device, encoders: Sequence[MediaEncoder]
+    ) -> None:
         self._session = session
         self._spec = spec
         self._device = device
         self._feed = Feed(session, device)
+        self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
+        taken = {encoder.spec.feature for encoder in encoders}
+        self._unused = [tensor for tensor in spec.features if tensor not in taken]
+
+    def check(self, media: Media) -> None:
+        """Raises `OliveExtError` for items that there is no encoder of."""
+        for run in media:
+            if run.item.modality not in self._encoders:
+                taken = ", ".join(modality.value for modality in self._encoders) or "text only"
+                raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
 
     def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
-        """Computes the embeddings of the step's tokens, or of `tokens` where given, and binds them as inputs of the
-        decoder."""
+        """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
+        place of some, and binds them as inputs of the decoder."""
         binding = self._session.io_binding()
         self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        for tensor in self._spec.features:
+        for modality, encoder in self._encoders.items():
+            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality])
+        for tensor in self._unused:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:
             binding.bind_output(name, self._device.kind, self._device.index)
         self._session.run_with_iobinding(binding)
         for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
             decoder.bind_ortvalue_input(name, value)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Counters of the encoders that there are."""
+        return {name: value for encoder in self._encoders.values() for name, value in encoder.describe().items()}
+
+    def close(self) -> None:
+        """Releases the encoders' features."""
+        for encoder in self._encoders.values():
+            encoder.close()
 
 
 class Encoder:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from olive_ext.engine.media import FeatureRows, rotary_positions, rows_within
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Row, Step, visible_cells
 from olive_ext.graph.tree_attention import BiasInput
@@ -44,6 +45,12 @@ class Layout:
     width: int
     """Positions, or cells, that a mask covers."""
 
+    features: tuple[FeatureRows, ...] = ()
+    """Features that take the places of placeholders, in the order of these."""
+
+    rotary_3N: Array | None = None
+    """Time, height and width of each token where these differ: in sequences with pictures."""
+
     pads_in_front: bool = False
     """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
 
@@ -62,10 +69,11 @@ class Layout:
         past = np.array([row.past for row in rows], np.int64)
         starts = np.cumsum(lengths) - lengths
         positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
+        features, rotary_3N = _place_media(rows, starts, tokens_N, positions_N)
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
         width = width or int((past + lengths).max())
-        return cls(tokens_N, lengths, past, positions_N, width, pads_in_front)
+        return cls(tokens_N, lengths, past, positions_N, width, features, rotary_3N, pads_in_front)
 
     @property
     def total_B(self) -> Array:
@@ -76,6 +84,30 @@ class Layout:
     def starts_B1(self) -> Array:
         """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths_B)])
+
+
+def _place_media(
+    rows: Sequence[Row], starts: Array, tokens_N: Array, positions_N: Array
+) -> tuple[tuple[FeatureRows, ...], Array | None]:
+    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all tokens
+    where a row has items."""
+    if not any(row.media for row in rows):
+        return (), None
+    features, rotary_3N = [], np.stack([positions_N] * 3)
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        place, length = start - row.past, len(row.tokens)
+        for position, found in rows_within(row.media, row.past, row.past + length):
+            tokens_N[place + position : place + position + found.stop - found.first] = found.item.placeholder
+            features.append(found)
+        own = slice(start, start + length)
+        rotary_3N[:, own] = rotary_positions(row.media, positions_N[own])
+    return tuple(features), rotary_3N
+
+
+def _positions(rows: Layout, tensor: TensorSpec) -> Array:
+    if len(tensor.shape) < 3 or rows.rotary_3N is None:
+        return _by_rank(rows.positions_N, rows, tensor)
+    return rows.rotary_3N.reshape(3, len(rows.past_B), -1)
 
 
 def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
@@ -108,7 +140,7 @@ def _bounds(rows: Layout, tensor: TensorSpec) -> Array:
 COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
     Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
     Role.ATTENTION_MASK: _mask,
-    Role.POSITION_IDS: lambda rows, tensor: _by_rank(rows.positions_N, rows, tensor),
+    Role.POSITION_IDS: _positions,
     Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
     Role.LAST_POSITIONS: _last_positions,
     Role.TOTAL_LENGTH: _total_length,

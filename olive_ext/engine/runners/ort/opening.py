@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
 from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.engine.runners.row_trials import find_row_mix
@@ -37,6 +39,7 @@ from olive_ext.model import ResolvedModel, external_data_plan, open_session
 from olive_ext.model.decisions import ONE_BY_ONE, choose_chunk_size, choose_num_slots, suggest_genai
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
+from olive_ext.model.media_types import MediaEncoderSpec
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -206,7 +209,12 @@ class _Opener:
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         proto, file, read = self._embedding_graph(spec)
-        return Embedding(self._from_memory(proto, file), read, device)
+        encoders = self.model.media.encoders if self.model.media is not None else ()
+        opened = [MediaEncoder(found, device, partial(self._media, found), self.helper) for found in encoders]
+        return Embedding(self._from_memory(proto, file), read, device, opened)
+
+    def _media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
+        return self._from_memory(load_graph(spec.files.graph), spec.files.graph)
 
     def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
         companion = self.model.files.companions.get("embedding")

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
@@ -109,6 +110,13 @@ class OrtRunner(Runner):
         else:
             self._parts.encoder.check(source)
 
+    def check_media(self, media: Media) -> None:
+        """Raises `OliveExtError` for pictures or sounds that no encoder takes."""
+        if self._parts.embedding is None:
+            super().check_media(media)
+        else:
+            self._parts.embedding.check(media)
+
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
         never shrinks them."""
@@ -135,6 +143,8 @@ class OrtRunner(Runner):
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
         if self._parts.capture is not None:
             self._parts.capture.forget()
+        if self._parts.embedding is not None:
+            self._parts.embedding.close()
         if self._parts.encoder is not None:
             self._parts.encoder.close()
         else:
@@ -154,6 +164,7 @@ class OrtRunner(Runner):
             **self._kv.describe(),
             **self._head.describe(),
             **(self._parts.encoder.describe() if self._parts.encoder is not None else {}),
+            **(self._parts.embedding.describe() if self._parts.embedding is not None else {}),
             **(self._parts.capture.describe() if self._parts.capture is not None else {}),
         }
 
@@ -163,6 +174,8 @@ class OrtRunner(Runner):
             self._parts.shared_prefix.kv.close()
         if self._parts.encoder is not None:
             self._parts.encoder.close()
+        if self._parts.embedding is not None:
+            self._parts.embedding.close()
 
     def _shrink_arena(self) -> None:
         """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An

@@ -1,6 +1,7 @@
 """KV in blocks that a table assigns to rows (PagedAttention, on CUDA and WebGPU): rows of any lengths run together.
 
-Each slot owns the same number of neighbouring blocks, so the table of a row is a range. The graph writes in place.
+Slots that share a prefix name its blocks; the blocks in which such a prefix ends are copied, all of a step in one run,
+when a slot is about to write there. The graph writes in place.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore, allocate
-from olive_ext.engine.step import Batching, Copy, IntArray, Row
+from olive_ext.engine.runners.ort.kv.block_tables import BlockCopy, BlockTables
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore, allocate
+from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
-from olive_ext.model.types import Role
+from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
 
 BLOCK_SIZE = 256
 """Positions of a block. FlashAttention's tiles on CUDA are made for multiples of 256."""
+
+UINT8 = 2
+"""ONNX's element type."""
 
 
 class PagedKv(KvStore):
@@ -27,48 +32,86 @@ class PagedKv(KvStore):
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
+        self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
-        self._pools: list[ort.OrtValue] = []
+        self._pools: list[_Pool] = []
+        self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
     def reserve(self, capacity: int) -> None:
         self.close()
         self.capacity = capacity
-        num_blocks = self.num_slots * self._blocks_per_slot
+        self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
         for tensor in self._spec.kv:
-            shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
-            self._pools.append(allocate(self._session, shape, tensor.elem_type, self._device))
+            self._pools.append(_Pool(self._session, tensor, self._tables.num_blocks, self._device))
+        self._binding = self._session.io_binding()
+        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
+            pool.bind(self._binding, tensor.past, tensor.present)
 
     def copy(self, copy: Copy) -> None:
-        """Whole blocks; what lies behind the copied positions in the last one is written over before it is read."""
-        if self._forker is None:
-            self._forker = self._open_graph(fork_graph([tensor.elem_type for tensor in self._spec.kv]))
-        count = -(-copy.length // BLOCK_SIZE)
-        binding = self._forker.io_binding()
-        for i, pool in enumerate(self._pools):
-            binding.bind_ortvalue_input(f"x{i}", pool)
-            binding.bind_ortvalue_output(f"y{i}", pool)
-        binding.bind_cpu_input("source", self._blocks(copy.source)[:count].astype(np.int64))
-        binding.bind_cpu_input("target", self._blocks(copy.target)[:count, None].astype(np.int64))
-        self._forker.run_with_iobinding(binding)
+        """Moves nothing: the blocks get another name."""
+        self._tables.fork(copy)
 
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
-        binding = self._session.io_binding()
-        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
-            binding.bind_ortvalue_input(tensor.past, pool)
-            binding.bind_ortvalue_output(tensor.present, pool)
-        binding.bind_cpu_input(self._table, np.stack([self._blocks(row.slot) for row in rows]).astype(np.int32))
-        return binding
+        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        self._copy_blocks([copy for copy in copies if copy is not None])
+        table_BP = np.zeros((len(rows), self._tables.blocks_per_slot), np.int32)
+        for number, row in enumerate(rows):
+            blocks = self._tables.table(row.slot)
+            table_BP[number, : len(blocks)] = blocks
+        assert self._binding is not None
+        self._binding.bind_cpu_input(self._table, table_BP)
+        return self._binding
 
     def describe(self) -> Mapping[str, Any]:
-        return {"kv_cache": "in_place", "kv_binding": f"blocks of {BLOCK_SIZE} positions, each slot its own"}
+        return {
+            "kv_cache": "in_place",
+            "kv_binding": f"blocks of {BLOCK_SIZE} positions, which slots share where their prefixes are equal",
+            "kv_blocks": self._tables.num_blocks,
+        }
 
     def close(self) -> None:
+        self._binding = None
         self._pools.clear()
 
-    @property
-    def _blocks_per_slot(self) -> int:
-        return -(-self.capacity // BLOCK_SIZE)
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """All copies in one run, which reads before it writes: a block may be the source of one and the target of
+        another."""
+        if not copies:
+            return
+        if self._forker is None:
+            self._forker = self._open_graph(fork_graph([pool.copied_type for pool in self._pools]))
+        binding = self._forker.io_binding()
+        for i, pool in enumerate(self._pools):
+            pool.bind_copy(binding, f"x{i}", f"y{i}")
+        source_K, target_K = np.array(copies, np.int64).T
+        binding.bind_cpu_input("source", np.ascontiguousarray(source_K))
+        binding.bind_cpu_input("target", np.ascontiguousarray(target_K[:, None]))
+        self._forker.run_with_iobinding(binding)
 
-    def _blocks(self, slot: int) -> IntArray:
-        return np.arange(slot * self._blocks_per_slot, (slot + 1) * self._blocks_per_slot)
+
+class _Pool:
+    """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies behind a row's last position must
+    be finite. Held as bytes where values have addresses, because CUDA copies no fp8 by its type."""
+
+    def __init__(self, session: ort.InferenceSession, tensor: KvTensor, num_blocks: int, device: Device) -> None:
+        shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
+        self.copied_type = UINT8 if device.has_pointers else tensor.elem_type
+        if device.has_pointers:
+            memory = np.zeros([*shape[:-1], shape[-1] * ITEM_BYTES[tensor.elem_type]], np.uint8)
+            self._value = ort.OrtValue.ortvalue_from_numpy(memory, device.kind, device.index)
+        else:
+            self._value = allocate(session, shape, tensor.elem_type, device)
+        self._typed = (device.kind, device.index, tensor.elem_type, shape) if device.has_pointers else None
+
+    def bind(self, binding: ort.IOBinding, past: str, present: str) -> None:
+        if self._typed is None:
+            self.bind_copy(binding, past, present)
+            return
+        binding.bind_input(past, *self._typed, self._value.data_ptr())
+        binding.bind_output(present, *self._typed, self._value.data_ptr())
+
+    def bind_copy(self, binding: ort.IOBinding, past: str, present: str) -> None:
+        """Binds the pool in the type in which blocks are copied."""
+        binding.bind_ortvalue_input(past, self._value)
+        binding.bind_ortvalue_output(present, self._value)

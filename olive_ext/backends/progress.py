@@ -1,0 +1,52 @@
+"""How far an evaluation is: a bar on a terminal, a line a minute in a file or a pipe. Knows no model and no task."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+LINE_SECONDS = 60.0
+
+shown: ContextVar[bool | None] = ContextVar("shown", default=None)
+"""Whether progress is shown at all. None, for those who drive the model themselves: on a terminal only."""
+
+
+@contextmanager
+def progress_bar(
+    doing: str,
+    total: int,
+    num_tokens: Callable[[], int],
+    is_disabled: bool,
+    *,
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be called with the number of requests that are newly done.
+
+    Shows requests done, tokens fed per second (`num_tokens` counts those fed so far) and the time left.
+    """
+    is_hidden = is_disabled or shown.get() is False
+    before, begin = num_tokens(), now()
+    done, last = 0, begin
+    with tqdm(total=total, desc=doing, disable=True if is_hidden else None) as bar:
+        has_lines = bar.disable and not is_hidden and shown.get() is True
+
+        def advance(count: int) -> None:
+            nonlocal done, last
+            done += count
+            spent = max(now() - begin, 1e-9)
+            speed = f"{(num_tokens() - before) / spent:.0f} tokens/s"
+            if not bar.disable:
+                bar.set_postfix_str(speed, refresh=False)
+            bar.update(count)
+            if has_lines and done and begin + spent - last >= LINE_SECONDS:
+                last = begin + spent
+                left = tqdm.format_interval(spent / done * (total - done))
+                sys.stderr.write(f"olive-ext: {doing}: {done} of {total} requests, {speed}, {left} left\n")
+                sys.stderr.flush()
+
+        yield advance

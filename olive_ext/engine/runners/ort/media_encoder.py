@@ -1,0 +1,210 @@
+"""Encoders of pictures and sound: each item is encoded once, and its features stay on the device.
+
+Knows no prompt and no processor. Axes: N rows of features, H size.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.runners.ort.inputs import DTYPES, Feed
+from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
+from olive_ext.errors import ModelError, RunError
+from olive_ext.graph.standalone_graphs import FEATURES, cut_graph, join_graph
+from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.model.types import ITEM_BYTES, TensorSpec
+
+Array = npt.NDArray[Any]
+
+_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
+
+_ALIASES = {
+    "pixel_position_ids": "image_position_ids",
+    "image_position_ids": "pixel_position_ids",
+    "input_features": "audio_features",
+    "audio_values": "input_features",
+    "grid_thw": "image_grid_thw",
+}
+"""The processor's name for what an exporter calls otherwise."""
+
+FEATURE_BYTES = 1 << 28
+"""Features that are kept on the device at most, unless one item has more."""
+
+
+@dataclass
+class EncoderCounters:
+    """What an encoder has done since it was opened."""
+
+    encoded: int = 0
+    hits: int = 0
+    evicted: int = 0
+
+
+class MediaEncoder:
+    """One encoder's session, opened when the first item comes, and the features that it has made."""
+
+    def __init__(
+        self,
+        spec: MediaEncoderSpec,
+        device: Device,
+        open_session: Callable[[], ort.InferenceSession],
+        open_graph: Callable[[bytes], ort.InferenceSession],
+        budget: int = FEATURE_BYTES,
+    ) -> None:
+        self.spec = spec
+        self.counters = EncoderCounters()
+        self._device = device
+        self._open_session = open_session
+        self._open_graph = open_graph
+        self._budget = budget
+        self._kept: OrderedDict[str, ort.OrtValue] = OrderedDict()
+
+    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows]) -> None:
+        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's input; none for text."""
+        tensor = self.spec.feature
+        if not wanted:
+            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
+            return
+        parts = [self._rows(rows) for rows in wanted]
+        while len(parts) > 1:
+            parts = [self._join.run({"a": left, "b": right}) for left, right in _pairs(parts)] + parts[
+                len(parts) & ~1 :
+            ]
+        binding.bind_ortvalue_input(tensor.name, parts[0])
+
+    def describe(self) -> Mapping[str, Any]:
+        """Counters, by modality."""
+        name, counters = self.spec.modality.value, self.counters
+        return {
+            f"{name}s_encoded": counters.encoded,
+            f"{name}_cache_hits": counters.hits,
+            f"{name}s_evicted": counters.evicted,
+            f"{name}_feature_bytes": self._num_bytes,
+        }
+
+    def close(self) -> None:
+        """Releases the features."""
+        self._kept.clear()
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(_nbytes(value) for value in self._kept.values())
+
+    def _rows(self, rows: FeatureRows) -> ort.OrtValue:
+        features = self.features(rows.item)
+        if rows.stop - rows.first == rows.item.num_tokens:
+            return features
+        return self._cut.run({"x": features}, first=rows.first, stop=rows.stop)
+
+    def features(self, item: MediaItem) -> ort.OrtValue:
+        """[N, H] on the device."""
+        features = self._kept.get(item.key)
+        if features is not None:
+            self._kept.move_to_end(item.key)
+            self.counters.hits += 1
+            return features
+        features = self._encode(item)
+        self.counters.encoded += 1
+        self._kept[item.key] = features
+        while len(self._kept) > 1 and self._num_bytes > self._budget:
+            self._kept.popitem(last=False)
+            self.counters.evicted += 1
+        return features
+
+    def _encode(self, item: MediaItem) -> ort.OrtValue:
+        arrays = item.load()
+        binding = self._session.io_binding()
+        for tensor in self.spec.inputs:
+            self._feed.bind(binding, tensor.name, fitted(tensor, arrays, self.spec))
+        binding.bind_output(self.spec.output.name, self._device.kind, self._device.index)
+        self._session.run_with_iobinding(binding)
+        (features,) = binding.get_outputs()
+        *rows, _ = features.shape()
+        if prod(rows) != item.num_tokens:
+            raise RunError(
+                f"'{self.spec.files.graph}' returns {prod(rows)} rows of features for an {item.modality.value} that "
+                f"takes {item.num_tokens} placeholders by its processor: they belong to different models or settings"
+            )
+        return features if len(rows) == 1 else self._cut.run({"x": features}, first=0, stop=item.num_tokens)
+
+    @cached_property
+    def _session(self) -> ort.InferenceSession:
+        return self._open_session()
+
+    @cached_property
+    def _feed(self) -> Feed:
+        return Feed(self._session, self._device, kept=1)
+
+    @cached_property
+    def _cut(self) -> _Helper:
+        return _Helper(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
+
+    @cached_property
+    def _join(self) -> _Helper:
+        return _Helper(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
+
+
+class _Helper:
+    """A small graph from features to features, on their device."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+        self._session = session
+        self._device = device
+
+    def run(self, features: Mapping[str, ort.OrtValue], **numbers: int) -> ort.OrtValue:
+        binding = self._session.io_binding()
+        for name, value in features.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, number in numbers.items():
+            binding.bind_cpu_input(name, np.array([number], np.int64))
+        binding.bind_output(FEATURES, self._device.kind, self._device.index)
+        self._session.run_with_iobinding(binding)
+        (found,) = binding.get_outputs()
+        return found
+
+
+def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
+    """The processor's array for an input of an encoder: of its name or another known for the same, in its type.
+
+    An axis for a single item is added or taken away. Raises `ModelError` where there is none, or its shape does not
+    fit.
+    """
+    array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
+    if array is None:
+        raise ModelError(
+            f"'{spec.files.graph}' takes '{tensor.name}'; the processor gives {', '.join(sorted(arrays))}: another one "
+            "is needed"
+        )
+    shape = array.shape
+    if len(shape) == len(tensor.shape) + 1 and shape[0] == 1:
+        array = array[0]
+    elif len(shape) + 1 == len(tensor.shape):
+        array = array[None]
+    wrong = [
+        size
+        for size, wanted in zip(array.shape, tensor.shape, strict=False)
+        if isinstance(wanted, int) and size != wanted
+    ]
+    if len(array.shape) != len(tensor.shape) or wrong:
+        raise ModelError(
+            f"'{spec.files.graph}' takes '{tensor.name}' {list(tensor.shape)}; the processor gives {list(shape)}"
+        )
+    return np.ascontiguousarray(array, {**_FLOATS, **DTYPES}[tensor.elem_type])
+
+
+def _pairs(parts: Sequence[ort.OrtValue]) -> list[tuple[ort.OrtValue, ort.OrtValue]]:
+    return list(zip(parts[::2], parts[1::2], strict=False))
+
+
+def _nbytes(value: ort.OrtValue) -> int:
+    return int(prod(value.shape())) * ITEM_BYTES[value.element_type()]

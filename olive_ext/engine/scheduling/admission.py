@@ -1,0 +1,71 @@
+"""Sequences that wait for a slot, in sorted order, and which of them a step has room for. Knows no runner.
+
+Where a step takes many of them, one is passed over while an earlier one is about to compute the prefix that both share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from olive_ext.engine.requests import Counters, source_key
+from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.slots import Slots
+from olive_ext.engine.step import Copy
+
+LOOK_AHEAD = 256
+"""Waiting sequences that are looked at for one that need not wait longer."""
+
+
+class Admission:
+    """Gives slots to waiting sequences."""
+
+    def __init__(self, slots: Slots, traits: Traits, counters: Counters) -> None:
+        self._slots = slots
+        self._can_share = traits.chunked_prefill
+        self._counters = counters
+        self._waiting: deque[Sequence] = deque()
+        self._last: dict[int, Sequence] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def admit(self, room: int, most: int) -> Iterator[tuple[Sequence, Copy | None]]:
+        """Up to `most` sequences, as long as `room` tokens of the next step are not filled, each in a slot, with the
+        copy that puts there what it shares with others."""
+        while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
+            wanted = {slot for slot, last in self._last.items() if last.num_children}
+            limit = sequence.first_read() if self._can_share else 0
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), wanted)
+            sequence.slot, sequence.computed = taken.slot, taken.shared
+            self._last[taken.slot] = sequence
+            if sequence.parent is not None:
+                sequence.parent.num_children -= 1
+            self._counters.prefix_hits += taken.shared > 0
+            self._counters.tokens_reused += taken.shared
+            self._counters.copies += taken.copy is not None
+            room -= sequence.pending
+            most -= 1
+            yield sequence, taken.copy
+
+    def _next(self) -> Sequence | None:
+        """Takes out the first sequence that need not wait for a prefix."""
+        for place in range(min(len(self._waiting), LOOK_AHEAD)):
+            if not self._is_prefix_due(self._waiting[place]):
+                sequence = self._waiting[place]
+                del self._waiting[place]
+                return sequence
+        return None
+
+    def _is_prefix_due(self, sequence: Sequence) -> bool:
+        """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""
+        parent = sequence.parent
+        if parent is None or parent.computed >= sequence.num_shared:
+            return False
+        is_waiting = parent.slot < 0 and not parent.computed
+        return is_waiting or sequence.num_shared - parent.num_shared >= self._slots.min_copy

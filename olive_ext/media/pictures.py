@@ -1,0 +1,94 @@
+"""The door to PIL: from a path, bytes, a data URL or a picture to RGB pixels. Knows no processor."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from olive_ext.errors import TaskError, first_line
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Given: TypeAlias = Any
+"""A PIL picture, a path, or the bytes of a file."""
+
+LARGEST_SIDE = 16384
+"""Pixels of a side at most: processors enlarge the shorter side in proportion, which takes any memory."""
+
+
+def read_picture(given: Given) -> Image.Image:
+    """The picture upright and in RGB. Raises `TaskError` for what is no picture, or one that no model was made for."""
+    from PIL import Image, ImageOps
+
+    try:
+        picture = given if isinstance(given, Image.Image) else Image.open(_opened(given))
+        frames = getattr(picture, "n_frames", 1)
+        if frames > 1:
+            raise TaskError(f"{_named(given)} is animated ({frames} frames): give one frame as a picture")
+        width, height = picture.size
+        if not width or not height:
+            raise TaskError(f"{_named(given)} has no pixels ({width} x {height})")
+        if max(width, height) > LARGEST_SIDE:
+            raise TaskError(f"{_named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except TaskError:
+        raise
+    except (
+        Exception
+    ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
+        raise TaskError(f"{_named(given)} cannot be read as a picture: {first_line(error)}") from error
+
+
+def content_key(picture: Image.Image, settings: str) -> str:
+    """Digest of the pixels and of how they are prepared."""
+    digest = hashlib.sha256(f"{settings} {picture.size} ".encode())
+    digest.update(picture.tobytes())
+    return digest.hexdigest()
+
+
+def media_digest(args: Sequence[Any]) -> str:
+    """Digest of what a framework's request holds besides texts: pictures by their pixels, the rest by its JSON."""
+
+    def shown(value: Any) -> Any:
+        from PIL import Image
+
+        return content_key(value, value.mode) if isinstance(value, Image.Image) else repr(value)
+
+    return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
+
+
+def data_of_url(url: Any) -> bytes:
+    """The bytes of a data URL in base64. Raises `TaskError` for any other URL: nothing is fetched."""
+    head, _, body = str(url).partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64"):
+        raise TaskError(
+            f"'{str(url)[:60]}': only data URLs in base64 are read (data:image/png;base64,...), none fetched"
+        )
+    return decoded(body)
+
+
+def decoded(body: str) -> bytes:
+    """The bytes of base64; `TaskError` where it is none."""
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise TaskError(f"'{body[:30]}...' is not valid base64: {error}") from error
+
+
+def _opened(given: Given) -> io.BytesIO | Path:
+    if isinstance(given, (bytes, bytearray)):
+        return io.BytesIO(given)
+    if isinstance(given, (str, Path)):
+        return Path(given)
+    raise TaskError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
+
+
+def _named(given: Given) -> str:
+    return f"the picture '{given}'" if isinstance(given, (str, Path)) else "a picture"

@@ -1,0 +1,129 @@
+"""Pictures as items for the engine: how many placeholders each takes, its key, and its pixels when they are needed.
+
+Knows no prompt and no session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.media import MediaItem
+from olive_ext.errors import ModelError, TaskError, first_line
+from olive_ext.media.pictures import Given, content_key, read_picture
+from olive_ext.media.processors import load_image_processor
+from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
+from olive_ext.model.types import ModelFiles
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+KEPT_BYTES = 1 << 26
+"""Bytes of prepared pixels that are kept between a request's coming and its run, unless one picture has more."""
+
+_FIXED = ("mm_tokens_per_image", "image_seq_length", "num_image_tokens")
+"""Keys of config.json for the tokens of a picture where all have as many."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a picture's preparation the prompt depends on."""
+
+    num_tokens: int
+    grid: tuple[int, int, int] | None = None
+
+
+class MediaProcessor:
+    """Makes items of pictures for one model. The processor is loaded when the first picture comes."""
+
+    def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
+        self.spec = spec
+        self._files = files
+        self._known: dict[str, Extent] = {}
+        self._kept: OrderedDict[str, Arrays] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to prepare the pictures of items that are sent to it."""
+        return {"spec": self.spec, "_files": self._files, "_known": {}, "_kept": OrderedDict()}
+
+    def item(self, modality: Modality, given: Given) -> MediaItem:
+        """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
+        which the model takes none."""
+        encoder = next((found for found in self.spec.encoders if found.modality is modality), None)
+        if encoder is None:
+            taken = ", ".join(found.value for found in self.spec.modalities)
+            raise TaskError(f"the request has an {modality.value}; this model takes {taken}")
+        picture = read_picture(given)
+        key = content_key(picture, self._settings)
+        if key not in self._known:
+            self._known[key] = self._extent(self._keep(key, self._prepare(picture)), encoder)
+        extent = self._known[key]
+        load = partial(self._load, key, given)
+        return MediaItem(modality, key, extent.num_tokens, encoder.placeholder, load, extent.grid)
+
+    def describe(self, *, load: bool = False) -> Mapping[str, Any]:
+        """The processor and its file, where it is loaded or shall be."""
+        if not load and "_loaded" not in self.__dict__:
+            return {}
+        processor, file = self._loaded
+        return {"image_processor": type(processor).__name__, "image_processor_file": str(file)}
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        files = self._files
+        named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
+        return load_image_processor((files.directory, files.decoder.parent), named)
+
+    @cached_property
+    def _settings(self) -> str:
+        processor, _ = self._loaded
+        return json.dumps(processor.to_dict(), sort_keys=True, default=str)
+
+    def _load(self, key: str, given: Given) -> Arrays:
+        kept = self._kept.get(key)
+        return kept if kept is not None else self._keep(key, self._prepare(read_picture(given)))
+
+    def _keep(self, key: str, arrays: Arrays) -> Arrays:
+        self._kept[key] = arrays
+        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return arrays
+
+    def _prepare(self, picture: Any) -> Arrays:
+        processor, _ = self._loaded
+        try:
+            found = processor(images=[picture], return_tensors="np")
+        except Exception as error:
+            width, height = picture.size
+            raise TaskError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def _extent(self, arrays: Arrays, encoder: MediaEncoderSpec) -> Extent:
+        """The placeholders by what the processor returned, else by config.json, else by the encoder's output."""
+        if "num_soft_tokens_per_image" in arrays:
+            return Extent(int(arrays["num_soft_tokens_per_image"].reshape(-1)[0]))
+        if "image_grid_thw" in arrays:
+            times, height, width = arrays["image_grid_thw"].reshape(-1).tolist()
+            merge = int(getattr(self._loaded[0], "merge_size", 1))
+            grid = (times, height // merge, width // merge)
+            return Extent(times * (height // merge) * (width // merge), grid)
+        config = self._files.hf_config
+        counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
+        counts += [size for size in encoder.output.shape[-2:-1] if isinstance(size, int)]
+        if not counts:
+            raise ModelError(
+                f"how many tokens a picture takes is unknown: its processor does not return it, config.json has "
+                f"none of {', '.join(_FIXED)}, and '{encoder.files.graph}' does not declare it: put the original "
+                "model's config.json into the package"
+            )
+        return Extent(counts[0])
+
+
+def _nbytes(arrays: Arrays) -> int:
+    return sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,89 @@
+"""The door to transformers' image processors, made from a package's own files; they run on PIL and run no code of the
+package.
+
+A package has them as transformers writes them (preprocessor_config.json, processor_config.json), or in the form of
+onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ModelError, first_line
+from olive_ext.model.folders import read_json
+
+HF_FILES = ("preprocessor_config.json", "processor_config.json")
+EXTENSIONS_FILES = ("processor_config.json", "image_processor.json", "vision_processor.json")
+
+
+def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[Any, Path]:
+    """The image processor that the first of `folders` has, and its file; `named` is the file that genai_config.json
+    names. Raises `ModelError` where there is none, or it is not understood."""
+    folders = list(dict.fromkeys(folders))
+    for folder in folders:
+        for name in HF_FILES:
+            if (folder / name).is_file() and _is_hf(read_json(folder / name)):
+                return _load_hf(folder), folder / name
+    for folder in folders:
+        for name in (*((named,) if named else ()), *EXTENSIONS_FILES):
+            if (folder / name).is_file() and "processor" in (content := read_json(folder / name)):
+                return _of_extensions(content, folder / name), folder / name
+    looked = ", ".join(f"'{folder}'" for folder in folders)
+    raise ModelError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
+
+
+def _is_hf(content: Mapping[str, Any]) -> bool:
+    return "image_processor_type" in content or "image_processor_type" in content.get("image_processor", {})
+
+
+def _load_hf(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    load: Any = AutoImageProcessor.from_pretrained
+    try:
+        return load(str(folder), backend="pil")
+    except Exception as error:
+        raise ModelError(f"no image processor can be loaded from '{folder}': {first_line(error)}") from error
+
+
+def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:
+    """transformers' processor for what a file of onnxruntime-extensions describes."""
+    import transformers
+
+    steps = [step["operation"] for step in content["processor"].get("transforms", ())]
+    by_type = {step["type"]: step.get("attrs", {}) for step in steps}
+    resize, normalize = by_type.get("Resize", {}), by_type.get("Normalize", {})
+    scales = {"image_mean": normalize.get("mean"), "image_std": normalize.get("std")}
+    if (gemma := by_type.get("Gemma4ImageTransform")) is not None:
+        return transformers.Gemma4ImageProcessorPil(**gemma)
+    if resize.get("smart_resize"):
+        sizes = {name: value for name, value in resize.items() if name not in ("height", "width", "smart_resize")}
+        return transformers.Qwen2VLImageProcessorPil(**sizes, **scales)
+    if by_type.keys() <= {"DecodeImage", "ConvertRGB", "Resize", "CenterCrop", "Rescale", "Normalize", "Permute3D"}:
+        return _plain(by_type, resize, scales)
+    raise ModelError(
+        f"'{file}' describes the steps {', '.join(by_type)}, which are not understood: put the original model's "
+        "preprocessor_config.json beside it"
+    )
+
+
+def _plain(by_type: Mapping[str, Any], resize: Mapping[str, Any], scales: Mapping[str, Any]) -> Any:
+    """Resized, perhaps cropped, scaled and normalized pictures of one size (CLIP's and SigLIP's)."""
+    from transformers import CLIPImageProcessorPil
+
+    crop = by_type.get("CenterCrop")
+    size = {"height": resize.get("height"), "width": resize.get("width")}
+    if resize.get("keep_aspect", 1) and crop is not None:
+        size = {"shortest_edge": min(value for value in size.values() if value)}
+    resample = {"LINEAR": 2, "BILINEAR": 2, "NEAREST": 0, "LANCZOS": 1}.get(resize.get("interpolation", "CUBIC"), 3)
+    return CLIPImageProcessorPil(
+        do_resize=bool(resize),
+        size=size if resize else None,
+        resample=resample,
+        do_center_crop=crop is not None,
+        crop_size=crop,
+        do_normalize="Normalize" in by_type,
+        **scales,
+    )

@@ -1,0 +1,66 @@
+"""What a multimodal package takes besides text, resolved: its encoders, and the tokens that their features replace.
+
+Knows no session, and no picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from olive_ext.model.types import GraphFiles, TensorSpec
+
+
+class Modality(str, Enum):
+    """What a request may hold besides text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+
+
+MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
+"""The encoders of pictures and sound among a model's companions."""
+
+
+@dataclass(frozen=True)
+class MediaEncoderSpec:
+    """An encoder of pictures or sound."""
+
+    modality: Modality
+    part: str
+    """Its name among the model's companions."""
+
+    files: GraphFiles
+    inputs: tuple[TensorSpec, ...]
+    output: TensorSpec
+    """Features: [rows, size], or with axes in front that are joined with the rows."""
+
+    feature: TensorSpec
+    """The embedding graph's input for them, [rows, size]."""
+
+    placeholder: int
+    """The token id that a row of features replaces."""
+
+    @property
+    def has_items(self) -> bool:
+        """Whether the first axis of its first input counts items, and may be larger than one by the graph."""
+        return len(self.inputs[0].shape) > 2 and not isinstance(self.inputs[0].shape[0], int)
+
+
+@dataclass(frozen=True)
+class MediaSpec:
+    """What a multimodal package takes besides text."""
+
+    encoders: tuple[MediaEncoderSpec, ...]
+    has_rotary_grid: bool = False
+    """Whether the decoder takes positions in time, height and width (multimodal rotary embeddings)."""
+
+    notes: tuple[str, ...] = ()
+    """What the export computes otherwise than the original model, one sentence each."""
+
+    problem: str = ""
+    """Why there are no encoders although the package has some: text runs without them."""
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return tuple(encoder.modality for encoder in self.encoders)

@@ -1,0 +1,184 @@
+"""Answers that have been computed, on disk: a file that only grows, a line for each chunk of requests.
+
+    <CRC-32 of the rest> {"facts": {...}}                       what decides every answer in the file
+    <CRC-32 of the rest> {"answers": {"<key of a request>": ...}}
+
+A line counts as a whole or not at all. One that an interruption cut short is removed, one that was damaged is passed
+over; its answers are computed again. Knows no request and no model: keys are digests, answers are JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from typing_extensions import Self
+
+from olive_ext.errors import RecordsError, first_line
+
+logger = logging.getLogger(__name__)
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+
+
+def facts_key(facts: Mapping[str, Any]) -> str:
+    """Digest (16 hex digits) of what decides answers, by which a journal's file is named."""
+    return hashlib.sha256(_line(facts)).hexdigest()[:16]
+
+
+class Journal:
+    """The answers in `path`, which belongs to `facts`. One process writes at a time.
+
+    Only the places of the answers are held in memory. Where the disk refuses a line, nothing more is written, and the
+    evaluation goes on. Raises `RecordsError` where another process has the file, or it cannot be opened.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool = True) -> None:
+        self.path = path
+        self.num_written = 0
+        self._places: dict[bytes, int] = {}
+        self._latest: tuple[int, Mapping[str, Any]] = (-1, {})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path)
+            self._file = os.open(path, _FLAGS, 0o600)
+            if not resume:
+                os.truncate(self._file, 0)
+            self._end = self._read()
+            if not self._end:
+                self._write({"facts": facts})
+        except OSError as error:
+            raise RecordsError(f"the journal of answers '{path}' cannot be used: {first_line(error)}") from error
+        self.num_known = len(self._places)
+        self._is_writable = True
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def __getitem__(self, key: bytes) -> Any:
+        """The answer of a request. Lines are read one at a time: neighbours are asked for together."""
+        place = self._places[key]
+        if self._latest[0] != place:
+            self._latest = place, self._at(place)["answers"]
+        return self._latest[1][key.hex()]
+
+    def add(self, answers: Mapping[bytes, Any]) -> None:
+        """Keeps the answers of a chunk; they count from then on, whatever happens to this process."""
+        if not self._is_writable or not answers:
+            return
+        place = self._end
+        try:
+            self._write({"answers": {key.hex(): answer for key, answer in answers.items()}})
+        except OSError as error:
+            self._is_writable = False
+            logger.warning(
+                "'%s' takes no more answers (%s): the evaluation goes on, and can be resumed from the %d that are "
+                "there",
+                self.path,
+                first_line(error),
+                len(self._places),
+            )
+            return
+        self.num_written += len(answers)
+        self._places.update(dict.fromkeys(answers, place))
+
+    def close(self) -> None:
+        """Lets other processes write. May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._lock.release()
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready facts with stable names."""
+        return {"file": str(self.path), "answers_known": self.num_known, "answers_written": self.num_written}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> int:
+        """Notes where the answers are, and cuts off what is no whole line at the end: the size that is left."""
+        place, damaged = 0, 0
+        with self._reader() as file:
+            file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                content = _content(line)
+                damaged += content is None
+                for key in (content or {}).get("answers", ()):
+                    self._places[bytes.fromhex(key)] = place
+                place += len(line)
+        size = os.fstat(self._file).st_size
+        if damaged or size > place:
+            logger.warning(
+                "'%s': %d damaged lines are passed over, %d bytes of an unfinished one are cut off; the %d answers in "
+                "the others are used",
+                self.path,
+                damaged,
+                size - place,
+                len(self._places),
+            )
+            os.truncate(self._file, place)
+        return place
+
+    def _at(self, place: int) -> Mapping[str, Any]:
+        with self._reader() as file:
+            file.seek(place)
+            content = _content(file.readline())
+        if content is None:
+            raise RecordsError(f"'{self.path}' has changed while it was in use: delete it to compute its answers anew")
+        return content
+
+    def _reader(self) -> BufferedReader:
+        """The file. By its descriptor: what lies at the path may be another one by now."""
+        return BufferedReader(FileIO(os.dup(self._file)))
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        """Writes a line to the disk itself; a part of one is removed."""
+        body = _line(content)
+        line = b"%08x %s\n" % (zlib.crc32(body), body)
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except OSError:
+            os.truncate(self._file, self._end)
+            raise
+        self._end += len(line)
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()
+
+
+def _content(line: bytes) -> Mapping[str, Any] | None:
+    """What a line holds; None for one that is not what was written."""
+    checksum, _, body = line[:-1].partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(body):
+        return None
+    content: Mapping[str, Any] = json.loads(body)
+    return content
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RecordsError(
+            f"another run is writing the answers in '{path}': wait for it to end, or give another folder"
+        ) from None
+    return lock

@@ -1,0 +1,48 @@
+"""What a session drives: whoever runs requests. `engine.Engine` does in this process; workers do elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from olive_ext.engine.requests import Request, Result
+
+OnChunk = Callable[[int, Sequence[Result]], None]
+"""Called with the number of a chunk that is complete, and its results in the order of its requests."""
+
+
+class Executor(Protocol):
+    """One open model, wherever it is. Not thread-safe: one call at a time."""
+
+    @property
+    def context_length(self) -> int:
+        """Positions that a sequence may occupy at most."""
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that are decoded together at most."""
+
+    @property
+    def counters(self) -> Any:
+        """`engine.requests.Counters` since opening."""
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> Sequence[Result]:
+        """Runs all requests together, and calls back as each becomes complete."""
+
+    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: OnChunk) -> None:
+        """Runs each chunk by itself, in any order."""
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        """Runs what `items` yields while it does; None among them: nothing more is there for now."""
+
+    def reset(self) -> None:
+        """Forgets what is resident."""
+
+    def release_memory(self) -> None:
+        """Frees what has grown with use."""
+
+    def describe(self) -> dict[str, Any]:
+        """Facts of the execution."""
+
+    def close(self) -> None:
+        """Releases the model."""

@@ -1,0 +1,155 @@
+"""Pictures in a prompt: one marker for each, in whose place its placeholders are put.
+
+Knows no pixels. A run of placeholders is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olive_ext.engine.media import Media, MediaRun, moved
+from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.media import MediaProcessor
+from olive_ext.media.pictures import data_of_url
+from olive_ext.model.media_types import Modality
+from olive_ext.model.types import ModelFiles
+from olive_ext.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The token that a prompt holds for an item, and what stands around the placeholders in its place."""
+
+    token: int
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MediaText:
+    """Puts pictures and sounds into prompts for one model."""
+
+    processor: MediaProcessor
+    markers: Mapping[Modality, Marker]
+    tokenizer: Tokenizer
+
+    def marker_text(self, modality: Modality) -> str:
+        """The text of the token that stands for an item in a prompt."""
+        return self.tokenizer.decode([self.markers[modality].token], skip_special_tokens=False)
+
+    def place(self, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
+        """The prompt's tokens with the placeholders of each picture in place of its marker, and where they are.
+
+        Raises `TaskError` for a picture that cannot be read, and where there are not as many markers as pictures.
+        """
+        if images and Modality.IMAGE not in self.markers:
+            problem = self.processor.spec.problem
+            raise TaskError(f"the request gives a picture; this model takes none{f': {problem}' if problem else ''}")
+        markers = {marker.token: modality for modality, marker in self.markers.items()}
+        if not images and markers.keys().isdisjoint(tokens):
+            return tokens, ()
+        given = {Modality.IMAGE: images}
+        for token, modality in markers.items():
+            self._check_count(tokens.count(token), len(given.get(modality, ())), modality)
+        waiting = {modality: iter(items) for modality, items in given.items()}
+        found: list[int] = []
+        runs: list[MediaRun] = []
+        for token in tokens:
+            if token not in markers:
+                found.append(token)
+                continue
+            modality = markers[token]
+            marker, item = self.markers[modality], self.processor.item(modality, next(waiting[modality]))
+            runs.append(MediaRun(len(found) + len(marker.before), item))
+            found += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
+        return found, tuple(runs)
+
+    def _check_count(self, places: int, given: int, modality: Modality) -> None:
+        if places != given:
+            name = modality.value
+            raise TaskError(
+                f"the request gives {given} {name}{'s' * (given != 1)}, and its prompt has {places} of the marker "
+                f"'{self.marker_text(modality)}'"
+            )
+
+
+def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer) -> MediaText:
+    """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
+    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor)."""
+    kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
+    markers = {}
+    for encoder in processor.spec.encoders:
+        marker = Marker(encoder.placeholder)
+        if kind.startswith("gemma"):
+            begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[encoder.modality])
+            newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False)) if kind.startswith("gemma3") else ()
+            token = begin if kind.startswith("gemma3") else encoder.placeholder
+            marker = Marker(token, (*newlines, begin), (end, *newlines))
+        markers[encoder.modality] = marker
+    return MediaText(processor, markers, tokenizer)
+
+
+_AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}
+
+
+def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
+    """The id of a token that config.json or the tokenizer names; `ModelError` where neither does."""
+    for config in (files.hf_config, files.genai_config.get("model", {})):
+        for key in (f"{name}_id", f"{name}_index"):
+            if isinstance(config.get(key), int):
+                return int(config[key])
+    text = getattr(tokenizer.hf, name, None)
+    if text is None:
+        raise ModelError(
+            f"neither config.json nor the tokenizer in '{tokenizer.where}' names the '{name}' of this model"
+        )
+    return int(tokenizer.hf.convert_tokens_to_ids(text))
+
+
+def cut_media(media: Media, begin: int, length: int) -> Media:
+    """The items of tokens `begin` and following of a prompt with `length` tokens. Raises `TaskError` where one of them
+    would be cut or lost."""
+    if media and media[0].start < begin:
+        taken = sum(run.item.num_tokens for run in media)
+        raise TaskError(
+            f"{length} tokens, {taken} of them of {len(media)} pictures or sounds, are {begin} too many for the model "
+            "(max_length), and pictures are not cut: give fewer or smaller ones"
+        )
+    return moved(media, -begin) if begin else media
+
+
+def with_images(
+    messages: Iterable[Mapping[str, Any]], given: Sequence[Any]
+) -> tuple[list[Mapping[str, Any]], list[Any]]:
+    """Chat messages for a template, and their pictures in order: those that their parts hold, and those `given` beside
+    them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and `TaskError` where
+    more or fewer are given than parts are open."""
+    found: list[Mapping[str, Any]] = []
+    images: list[Any] = []
+    for message in messages:
+        parts = message.get("content")
+        if not isinstance(parts, (list, tuple)):
+            found.append(message)
+            continue
+        images += [_picture(part) for part in parts if _kind(part) != "text"]
+        found.append({**message, "content": [part if _kind(part) == "text" else {"type": "image"} for part in parts]})
+    num_open = sum(image is None for image in images)
+    if num_open != len(given):
+        raise TaskError(f"the messages leave {num_open} of {len(images)} pictures open, and {len(given)} are given")
+    rest = iter(given)
+    return found, [next(rest) if image is None else image for image in images]
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+
+
+def _picture(part: Mapping[str, Any]) -> Any:
+    """The picture that a part of a message holds; None where it is to be given."""
+    if _kind(part) == "image":
+        return part.get("image")
+    if _kind(part) == "image_url":
+        return data_of_url(part["image_url"]["url"])
+    raise ConfigError(f"a message has a part of the type '{_kind(part)}'; text, image and image_url are understood")

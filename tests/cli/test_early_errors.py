@@ -1,0 +1,89 @@
+"""A mistake is told before Olive, lm-eval, torch, transformers or ONNX Runtime is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.cli.quickstart import IN_CLONE
+
+SCRIPT = """
+import sys
+from olive_ext.cli import main
+status = main(sys.argv[1:])
+heavy = {"olive", "lm_eval", "torch", "transformers", "onnxruntime", "evalution"} & set(sys.modules)
+print("imported:", *sorted(heavy), file=sys.stderr)
+sys.exit(status)
+"""
+TASKS = ["--tasks", "quickstart_choice", "--include-path", str(IN_CLONE / "tasks")]
+MODEL = str(IN_CLONE / "model")
+
+
+def recipe(folder: Path, **changes: Any) -> str:
+    """The quickstart's recipe under `folder`, its evaluator or its top keys changed."""
+    made = json.loads((IN_CLONE / "recipe.json").read_text(encoding="utf-8"))
+    evaluator = made["evaluators"]["quickstart"]
+    for key, value in changes.items():
+        (made if key in made else evaluator)[key] = value
+    (folder / "recipe.json").write_text(json.dumps(made), encoding="utf-8")
+    return "recipe.json"
+
+
+def ends(folder: Path, *argv: str) -> tuple[int, list[str]]:
+    """Status and the lines of stderr of `olive-ext` in a process of its own, in `folder`."""
+    command = [sys.executable, "-c", SCRIPT, *argv]
+    paths = {"PYTHONPATH": str(IN_CLONE.parents[1]), "PATH": ""}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["evaluate", "nowhere", *TASKS], "model path 'nowhere' does not exist"),
+        (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], "model path 'gone/it' does not exist"),
+        (["evaluate", MODEL, "--tasks", "a", "--include-path", "gone"], "'include_path' = 'gone': no such folder"),
+        (["evaluate", MODEL, *TASKS, "--limit", "x"], "'limit' = 'x': give a positive integer or a number between"),
+        (["bench", "nowhere", *TASKS, "--output", "out"], "model path 'nowhere' does not exist"),
+        (["evalution", "gone.yaml"], "'gone.yaml': no such file"),
+        (["run"], "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
+        (["run", "--config", "gone.json"], "cannot read the recipe 'gone.json': No such file or directory"),
+    ],
+)
+def test_mistake_on_the_command_line(tmp_path: Path, argv: list[str], line: str) -> None:
+    (tmp_path / "gone").mkdir() if "gone/it" in argv else None
+    status, (said, imported) = ends(tmp_path, *argv)
+    assert status == 2
+    assert said.startswith(f"olive-ext: error: {line}")
+    assert imported == "imported:"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
+        ({"include_path": "gone"}, "'evaluators.quickstart.include_path' = 'gone': does not exist"),
+        ({"input_model": {"type": "HfModel", "model_path": "./gone"}}, "'input_model.model_path' = './gone': no such"),
+        ({"evaluator": "other"}, "'evaluator' = 'other': not in 'evaluators', which has quickstart"),
+    ],
+)
+def test_mistake_in_a_recipe(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    (tmp_path / "recipes").symlink_to(IN_CLONE.parent, target_is_directory=True)
+    status, (said, imported) = ends(tmp_path, "run", "--config", recipe(tmp_path, **changes))
+    assert status == 2
+    assert said.startswith(f"olive-ext: error: {line}")
+    assert imported == "imported:"
+
+
+def test_help_of_run_names_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from olive_ext.cli import main
+
+    assert main(["run", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: olive-ext run ")
+    assert "--list_required_packages" in said

@@ -1,0 +1,161 @@
+"""Packages that take pictures: mobius's exports of random models, with a tokenizer that has the models' markers and the
+image processor that the original model would have, for small pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.exports.cache import once, packages, run_python, source_of
+from tests.exports.hf import MEDIA, hf_model
+from tests.exports.mobius import RELEASE, mobius_export
+from tests.exports.text import CONTEXT, SPECIAL, TEXT, VOCAB
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}MARKER{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class MediaFamily:
+    """How a family's prompts hold pictures, and its image processor."""
+
+    tokens: tuple[str, ...]
+    """Texts of the last token ids, from `MEDIA` on."""
+
+    marker: str
+    """What a prompt holds for a picture."""
+
+    processor: dict[str, Any]
+    names: dict[str, str]
+    """The tokenizer's names of special tokens."""
+
+
+_QWEN = MediaFamily(
+    ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 8,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 16 * 16, "longest_edge": 64 * 64},
+    },
+    {},
+)
+MEDIA_FAMILIES = {
+    "gemma4_vl": MediaFamily(
+        ("<boi>", "<|image|>", "<eoi>", "<boa>", "<|audio|>", "<eoa>", "<|video|>"),
+        "<|image|>",
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "max_soft_tokens": 70,
+            "pooling_kernel_size": 3,
+        },
+        {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<|image|>"},
+    ),
+    "qwen2_5_vl": _QWEN,
+    "llava": MediaFamily(
+        ("<image>",),
+        "<image>",
+        {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
+        {},
+    ),
+    "gemma3": MediaFamily(
+        ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        "<start_of_image>",
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}, "do_pan_and_scan": False},
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+    "qwen3_5": _QWEN,
+}
+
+
+_TOWER = ("vision_tower.", "vision_tower.vision_model.")
+RENAMED = {
+    "gemma3": (_TOWER,),
+    "llava": (
+        ("language_model.model.embed_tokens.", "embedding.embed_tokens."),
+        ("language_model.", "decoder."),
+        ("vision_tower.", "vision_encoder.vision_tower.vision_model."),
+        ("multi_modal_projector.", "vision_encoder.multi_modal_projector."),
+        (".mlp.fc1.", ".mlp.up_proj."),
+        (".mlp.fc2.", ".mlp.down_proj."),
+    ),
+}
+"""Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
+
+
+def _export(family: str) -> Path:
+    """mobius's export; where names of weights differ, of a copy of the model that has mobius's."""
+    if family not in RENAMED:
+        return mobius_export(family)
+    source = hf_model(family)
+    recipe = [source.name, RENAMED[family], RELEASE, "f32"]
+    return once(f"mobius-{family}-renamed", recipe, lambda folder: _export_renamed(family, source, folder))
+
+
+def _export_renamed(family: str, source: Path, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    renamed = folder / "hf"
+    shutil.copytree(source, renamed)
+    weights = load_file(renamed / "model.safetensors")
+    for theirs, ours in RENAMED[family]:
+        weights = {key.replace(theirs, ours, 1): value for key, value in weights.items()}
+    save_file(weights, renamed / "model.safetensors", metadata={"format": "pt"})
+    options = {"dtype": "f32", "static_cache": 0, "execution_provider": "default"}
+    run_python(["-m", "tests.exports.mobius", renamed, folder, json.dumps(options)], path=[packages(*RELEASE)])
+    shutil.rmtree(renamed)
+
+
+def media_export(family: str) -> tuple[Path, Path]:
+    """(the package, the Hugging Face folder of the same weights), both with tokenizer and image processor."""
+    sources = _export(family), hf_model(family)
+    recipe = [source.name for source in sources], source_of("media.py", "text.py")
+    folder = once(f"media-{family}", recipe, lambda folder: _make(family, sources, folder))
+    return folder / "onnx", folder / "hf"
+
+
+def _make(family: str, sources: tuple[Path, Path], folder: Path) -> None:
+    made = MEDIA_FAMILIES[family]
+    for source, place in zip(sources, (folder / "onnx", folder / "hf"), strict=True):
+        shutil.copytree(source, place)
+        shutil.copy(sources[1] / "config.json", place)
+        _save_tokenizer(made, place)
+        text = json.dumps({**made.processor, "do_convert_rgb": True}, indent=2)
+        (place / "preprocessor_config.json").write_text(text, encoding="utf-8")
+
+
+def _save_tokenizer(family: MediaFamily, folder: Path) -> None:
+    """The tokenizer of the other families, with fewer merges, so that the markers have the last ids."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MEDIA, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    bpe.train_from_iterator([TEXT], trainer)
+    fillers = [f"<unused{number}>" for number in range(MEDIA - bpe.get_vocab_size())]
+    bpe.add_special_tokens([AddedToken(text, special=True) for text in (*fillers, *family.tokens)])
+    bpe.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", SPECIAL.index("<bos>"))])
+    assert bpe.get_vocab_size() <= VOCAB
+    assert bpe.token_to_id(family.tokens[0]) == MEDIA
+    named = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        **named,
+        extra_special_tokens=family.names,
+        chat_template=CHAT_TEMPLATE.replace("MARKER", family.marker),
+        model_max_length=CONTEXT,
+    ).save_pretrained(folder)

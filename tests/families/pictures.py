@@ -1,0 +1,111 @@
+"""Hugging Face models that see pictures, as the reference of the same weights: whole forward passes in fp32.
+
+Prompts are built here, by the families' rules, from transformers' own processors: nothing of the package is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from tests.exports.media import MEDIA_FAMILIES
+
+EOS = 1
+
+
+def picture(seed: int, width: int, height: int) -> Image.Image:
+    """Noise: no two look alike to an encoder."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+AROUND = {
+    "gemma4_vl": ("<boi>", "<eoi>"),
+    "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
+    "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+    "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
+}
+"""What stands around a picture's placeholders."""
+
+
+class PictureReference:
+    """One model: features, log-probabilities and greedy answers."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.family = family
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        load = transformers.AutoModelForImageTextToText.from_pretrained
+        self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self.image_id = self.model.config.image_token_id
+        if family == "llava":
+            self._as_exported()
+
+    def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
+        """The prompt's tokens, each marker replaced by a picture's placeholders as transformers' processors do it."""
+        for image in images:
+            text = text.replace(MEDIA_FAMILIES[self.family].marker, "\0" + "\1" * self.num_tokens(image), 1)
+        image_text = self.tokenizer.decode([self.image_id])
+        begin, end = AROUND.get(self.family, ("", ""))
+        parts = text.split("\0")
+        whole = parts[0] + "".join(
+            f"{begin}{image_text * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
+        )
+        return list(self.tokenizer.encode(whole))
+
+    def _as_exported(self) -> None:
+        """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out; without that nothing would be equal.
+        (Gemma 3's pictures, which it makes causal, need no more than the `token_type_ids` that are left out here.)"""
+        model = self.model.model
+        norm = model.vision_tower.post_layernorm
+        model.multi_modal_projector.register_forward_pre_hook(lambda _, inputs: (norm(inputs[0]),))
+
+    def arrays(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        found = self.processor(images=list(images), return_tensors="np") if images else {}
+        return {name: torch.tensor(np.asarray(value)) for name, value in found.items()}
+
+    def num_tokens(self, image: Image.Image) -> int:
+        found = self.arrays([image])
+        if "num_soft_tokens_per_image" in found:
+            return int(found["num_soft_tokens_per_image"])
+        if "image_grid_thw" in found:
+            return int(found["image_grid_thw"].prod()) // self.processor.merge_size**2
+        return int(self.features([image]).shape[0])
+
+    def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """[rows, size] of all pictures."""
+        found = self.arrays(images)
+        found.pop("num_soft_tokens_per_image", None)
+        with torch.inference_mode():
+            output = self.model.model.get_image_features(**found)
+        features = getattr(output, "pooler_output", output)
+        parts = features if isinstance(features, (list, tuple)) else [features]
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+    def logprobs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
+        """[T, V] behind each token."""
+        found: dict[str, Any] = dict(self.arrays(images))
+        found.pop("num_soft_tokens_per_image", None)
+        tokens = torch.tensor([list(ids)])
+        if self.family.startswith("qwen") or self.family == "gemma4_vl":
+            found["mm_token_type_ids"] = (tokens == self.image_id).int()
+        with torch.inference_mode():
+            logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
+        return logits[0].double().log_softmax(-1)
+
+    def score(self, context: str, target: str, images: Sequence[Image.Image]) -> list[float]:
+        whole, before = self.ids(context + target, images), self.ids(context, images)
+        assert whole[: len(before)] == before
+        logprobs_TV = self.logprobs(whole, images)
+        return [logprobs_TV[place - 1, whole[place]].item() for place in range(len(before), len(whole))]
+
+    def continues(self, ids: Sequence[int], images: Sequence[Image.Image], tokens: Sequence[int], most: int) -> bool:
+        """Whether `tokens` are the greedy answer of at most `most` tokens."""
+        best = self.logprobs([*ids, *tokens], images).argmax(-1).tolist()[len(ids) - 1 :]
+        return best[:-1] == list(tokens) and (len(tokens) == most or best[-1] == EOS)

@@ -1,0 +1,154 @@
+"""Models that see pictures give the numbers of Hugging Face transformers, however steps are cut and prefixes shared.
+
+Texts have none, one or two pictures; some share a picture, a text before it, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from PIL import Image
+
+import olive_ext
+from olive_ext.config import ModelSettings
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.errors import ConfigError, TaskError
+from olive_ext.media import MediaProcessor
+from olive_ext.model import resolve
+from olive_ext.model.media_types import Modality
+from olive_ext.model.types import Device
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports.media import MEDIA_FAMILIES, media_export
+from tests.families.pictures import PictureReference, picture
+
+IN_DEFAULT_RUN = {"qwen2_5_vl"}
+PICTURES = [picture(0, 40, 40), picture(1, 60, 30), picture(2, 24, 70)]
+Asked = tuple[str, str, Sequence[Image.Image]]
+
+
+def _marked(family: str) -> object:
+    return pytest.param(family, marks=pytest.mark.slow if family in IN_DEFAULT_RUN else pytest.mark.exporters)
+
+
+@pytest.fixture(scope="module", params=map(_marked, MEDIA_FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@cache
+def _reference(family: str) -> PictureReference:
+    return PictureReference(family, media_export(family)[1])
+
+
+def _open(family: str, **engine: object) -> Session:
+    return olive_ext.open(media_export(family)[0], engine=engine)
+
+
+def _asked(family: str) -> list[Asked]:
+    """16 targets behind three pictures, and two without one."""
+    marker = MEDIA_FAMILIES[family].marker
+    targets = (" blue stone", " of the garden number")
+    asked: list[Asked] = [
+        (f"Ann {verb} the {marker} and", target, [one])
+        for one in PICTURES
+        for verb in ("sees", "paints")
+        for target in targets
+    ]
+    asked += [(f"{marker}", target, [PICTURES[1]]) for target in targets]
+    pairs = [[PICTURES[0], PICTURES[1]], [PICTURES[0], PICTURES[0]]]
+    asked += [(f"Ann sees the {marker} and {marker} here", " a letter", pair) for pair in pairs]
+    return [*asked, ("Bob carries the heavy", " wheel", []), ("Ann sees the", " quiet engine", [])]
+
+
+@cache
+def _expected(family: str) -> list[list[float]]:
+    return [_reference(family).score(*one) for one in _asked(family)]
+
+
+@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 5, "rows"), (3, 64, "rows"), (2, 64, "branches")])
+def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, chunk_size: int, scoring: str) -> None:
+    if scoring == "branches" and family == "qwen3_5":
+        pytest.skip("states cannot be scored in tree batches")
+    requests = [ScoringRequest(context, target, images=images) for context, target, images in _asked(family)]
+    with _open(family, num_slots=num_slots, chunk_size=chunk_size, scoring=scoring) as session:
+        found = session.loglikelihood(requests)
+        execution, counters = session.describe_execution(), session.counters
+    for output, expected in zip(found, _expected(family), strict=True):
+        assert output.token_logprobs == pytest.approx(expected, abs=1e-4)
+    assert execution["images_encoded"] == len(PICTURES)
+    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct < counters.tokens_naive
+
+
+def test_greedy_answers_are_transformers(family: str) -> None:
+    reference, marker = _reference(family), MEDIA_FAMILIES[family].marker
+    text = f"Ann sees the {marker} and"
+    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for one in PICTURES]
+    with _open(family, num_slots=3) as session:
+        outputs = session.generate([*requests, GenerationRequest("Ann sees the", max_new_tokens=12)])
+    for one, output in zip(PICTURES, outputs, strict=False):
+        assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
+    assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
+
+
+def test_features_are_transformers(family: str) -> None:
+    model = resolve(ModelSettings(model=str(media_export(family)[0])))
+    assert model.media is not None
+    (spec,) = model.media.encoders
+    items = [MediaProcessor(model.media, model.files).item(Modality.IMAGE, one) for one in PICTURES]
+    graph = str(spec.files.graph)
+    encoder = MediaEncoder(spec, Device("cpu"), lambda: ort.InferenceSession(graph), ort.InferenceSession)
+    for one, item in zip(PICTURES, items, strict=True):
+        expected = _reference(family).features([one]).numpy()
+        np.testing.assert_allclose(encoder.features(item).numpy(), expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_messages_hold_pictures_or_leave_them_to_the_list(family: str) -> None:
+    marker = MEDIA_FAMILIES[family].marker
+    text = f"<user>{marker}what?<assistant>"
+    held = [{"role": "user", "content": [{"type": "image", "image": PICTURES[0]}, {"type": "text", "text": "what?"}]}]
+    open_ = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
+    ids = _reference(family).tokenizer.encode(text, add_special_tokens=False)
+    with _open(family) as session:
+        outputs = session.loglikelihood(
+            [
+                ScoringRequest(held, [50, 60]),
+                ScoringRequest(open_, [50, 60], images=[PICTURES[0]]),
+                ScoringRequest(ids, [50, 60], images=[PICTURES[0]]),
+            ]
+        )
+        assert session.counters.tokens_fed == session.counters.tokens_naive // 3
+    assert len({output.logprob for output in outputs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("context", "images", "error"),
+    [
+        ("{marker}", [], "gives 0 images, and its prompt has 1 of the marker"),
+        ("plain", PICTURES[:1], "gives 1 image, and its prompt has 0"),
+        ("{marker}{marker}", PICTURES, "gives 3 images, and its prompt has 2"),
+        ([{"role": "user", "content": [{"type": "image"}]}], [], "leave 1 of 1 pictures open, and 0 are given"),
+        ([{"role": "user", "content": [{"type": "video"}]}], [], "a part of the type 'video'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}],
+            [],
+            "only data URLs",
+        ),
+        ("{marker}" + " word" * 600, PICTURES[:1], "pictures are not cut"),
+    ],
+)
+@pytest.mark.slow
+def test_request_that_gives_other_pictures_than_it_needs_is_refused(
+    context: object, images: list[Image.Image], error: str
+) -> None:
+    name = next(iter(IN_DEFAULT_RUN))
+    if isinstance(context, str):
+        context = context.format(marker=MEDIA_FAMILIES[name].marker)
+    with _open(name) as session:
+        request = ScoringRequest(context, " stone", images=images)  # type: ignore[arg-type]
+        with pytest.raises((TaskError, ConfigError), match=error):
+            session.loglikelihood([request])

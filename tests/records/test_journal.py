@@ -1,0 +1,112 @@
+"""A journal gives back what was added to it, whatever happened to the file."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olive_ext.errors import RecordsError
+from olive_ext.records.journal import Journal
+
+ANSWERS = [{bytes([line, place]): {"logprobs": [-0.1 * place, line]} for place in range(5)} for line in range(6)]
+FACTS = {"model": "abc"}
+
+
+def write(path: Path) -> bytes:
+    with Journal(path, FACTS) as journal:
+        for answers in ANSWERS:
+            journal.add(answers)
+    return path.read_bytes()
+
+
+def found(path: Path) -> dict[bytes, Any]:
+    """What a journal on `path` knows; every answer is the one that was added."""
+    everything = {key: answer for answers in ANSWERS for key, answer in answers.items()}
+    with Journal(path, FACTS) as journal:
+        known = {key: journal[key] for key in everything if key in journal}
+        assert journal.num_known == len(known)
+    assert known == {key: everything[key] for key in known}
+    return known
+
+
+def test_answers_come_back_bit_by_bit(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    assert len(found(tmp_path / "a.jsonl")) == 30
+
+
+@given(part=st.floats(0, 1))
+def test_a_torn_line_is_cut_off_and_what_follows_is_kept(tmp_path_factory: pytest.TempPathFactory, part: float) -> None:
+    path = tmp_path_factory.mktemp("torn") / "a.jsonl"
+    whole = write(path)
+    path.write_bytes(torn := whole[: int(len(whole) * part)])
+    num_lines = torn.count(b"\n")
+    assert len(found(path)) == 5 * max(0, num_lines - 1)
+    write(path)
+    assert len(found(path)) == 30
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_costs_the_lines_that_it_is_in(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("flipped") / "a.jsonl"
+    content = bytearray(write(path))
+    content[int(len(content) * place)] ^= 1 << bit
+    path.write_bytes(content)
+    assert len(found(path)) >= 20
+    write(path)
+    assert len(found(path)) == 30
+
+
+def test_damage_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = write(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(whole.replace(b"logprobs", b"logprobz", 1)[:-7])
+    assert len(found(tmp_path / "a.jsonl")) == 20
+    assert "1 damaged lines are passed over" in caplog.text
+    assert "the 20 answers in the others are used" in caplog.text
+
+
+def test_without_resuming_it_begins_anew(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    with Journal(tmp_path / "a.jsonl", FACTS, resume=False) as journal:
+        assert journal.num_known == 0
+    assert found(tmp_path / "a.jsonl") == {}
+
+
+def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))  # no file of this process may be larger
+    try:
+        write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caplog.text.count("takes no more answers ([Errno 27] File too large)") == 1
+    assert path.read_bytes().endswith(b"\n")
+    assert 0 < len(found(path)) < 30
+
+
+def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
+    with Journal(tmp_path / "a.jsonl", FACTS), pytest.raises(RecordsError, match="another run is writing"):
+        Journal(tmp_path / "a.jsonl", FACTS)
+
+
+def test_a_link_and_a_folder_in_the_way_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "other")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "link.jsonl", tmp_path / "file" / "a.jsonl", tmp_path / "folder"):
+        with pytest.raises(RecordsError, match=f"'{path}' cannot be used"):
+            Journal(path, FACTS, resume=False)
+    assert (tmp_path / "other").read_text() == "precious"
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    assert (tmp_path / "a.jsonl").stat().st_mode & 0o077 == 0

@@ -1,0 +1,150 @@
+"""A session that keeps its answers gives the same bits whenever it is interrupted, and asks the model nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import olive_ext
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.session.answer_journal import answer_key, read_result, written
+from olive_ext.session.session import Session
+from olive_ext.stats.compared_fields import COMPARED
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports import genai_export
+from tests.session.fake_engine import FakeEngine
+from tests.text.tiny import byte_level
+
+numbers = st.floats(allow_nan=False, width=32)
+
+
+@given(logprobs=st.lists(numbers, min_size=1), tokens=st.lists(st.integers(0, 9)), is_compared=st.booleans())
+def test_results_are_read_as_they_were_written(logprobs: list[float], tokens: list[int], is_compared: bool) -> None:
+    notes = np.zeros(len(logprobs), COMPARED) if is_compared else None
+    if notes is not None:
+        notes["kl"] = logprobs
+    for result in (
+        Result(tuple(logprobs), tuple(value > 0 for value in logprobs), notes=notes),
+        Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=3),
+        Result(tuple(logprobs), (True,) * len(logprobs), tuple(tokens), FinishReason.LENGTH),
+    ):
+        again = read_result(written(result))
+        assert again == result
+        assert (again.notes is None) == (result.notes is None)
+        if again.notes is not None:
+            assert again.notes.tobytes() == result.notes.tobytes()  # type: ignore[union-attr]
+
+
+def test_keys_differ_where_anything_that_decides_differs() -> None:
+    made = Generation(4, frozenset({1}), Sampling(), stops=("a",))
+    requests = [
+        Request((1, 2, 3), 1),
+        Request((1, 2, 3), 2),
+        Request((1, 2, 4), 1),
+        Request((1, 2, 3), 1, source=Source(np.array([1]))),
+        Request((1, 2, 3), 0, made),
+        Request((1, 2, 3), 0, Generation(5, frozenset({1}), Sampling(), stops=("a",))),
+        Request((1, 2, 3), 0, Generation(4, frozenset({2}), Sampling(), stops=("a",))),
+        Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(1.0, seed=1), stops=("a",))),
+        Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(1.0, seed=2), stops=("a",))),
+        Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(), stops=("b",))),
+    ]
+    assert len({answer_key(request) for request in requests}) == len(requests)
+
+
+def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    session = Session(engine, byte_level())
+    session.keep_answers(tmp_path / "answers")
+    asked = [([5, 6], [7]), ([5, 6], [8]), ([5, 6], [7])]
+    found = session.loglikelihood(asked)
+    assert found == Session(FakeEngine(), byte_level()).loglikelihood(asked)
+    assert len(engine.requests) == 2
+    assert session.loglikelihood(asked) == found
+    assert len(engine.requests) == 2
+    session.keep_answers(None)
+    assert session.loglikelihood(asked) == found
+    assert len(engine.requests) == 5
+
+
+def test_another_context_length_is_another_journal(tmp_path: Path) -> None:
+    for length in (64, 32, 64):
+        session = Session(FakeEngine(length), byte_level())
+        session.keep_answers(tmp_path / "answers")
+        session.generate([GenerationRequest("a", 3)])
+        session.close()
+    assert len(list(tmp_path.glob("answers_*.jsonl"))) == 2
+
+
+def open_tiny(**given: Any) -> Session:
+    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1}, **given)
+
+
+@pytest.fixture(scope="module")
+def asked() -> tuple[list[ScoringRequest], list[GenerationRequest]]:
+    rng = np.random.default_rng(0)
+    stems = [tuple(rng.integers(5, 900, rng.integers(20, 200)).tolist()) for _ in range(6)]
+
+    def context() -> tuple[int, ...]:
+        return stems[rng.integers(6)] + tuple(rng.integers(5, 900, rng.integers(10, 150)).tolist())
+
+    scored = [ScoringRequest(context(), tuple(rng.integers(5, 900, rng.integers(1, 4)).tolist())) for _ in range(150)]
+    made = [
+        GenerationRequest(context(), int(rng.integers(2, 9)), "a ", temperature=float(rng.integers(2)), seed=number)
+        for number in range(150)
+    ]
+    return scored, made
+
+
+Outputs = tuple[list[Any], list[Any]]
+
+
+def answers(session: Session, asked: tuple[list[ScoringRequest], list[GenerationRequest]]) -> Outputs:
+    return session.loglikelihood(asked[0]), session.generate(asked[1])
+
+
+@pytest.fixture(scope="module")
+def kept(asked: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Outputs]]:
+    """A journal, and the answers in it."""
+    stem = tmp_path_factory.mktemp("journal") / "answers"
+    with open_tiny() as session:
+        session.keep_answers(stem)
+        found = answers(session, asked)
+        assert session.journal is not None
+        yield session.journal.path, found
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.75, 0.95])
+def test_bits_of_a_real_model_do_not_depend_on_where_it_was_interrupted(
+    part: float, kept: tuple[Path, Outputs], asked: Any, tmp_path: Path
+) -> None:
+    path, expected = kept
+    content = path.read_bytes()
+    (tmp_path / path.name).write_bytes(content[: int(part * len(content))])
+    with open_tiny() as session:
+        session.loglikelihood([([7, 8, 9] * 30, [5])] * 3)  # whatever the session has done before
+        session.keep_answers(tmp_path / "answers")
+        assert answers(session, asked) == expected
+        assert session.journal is not None
+        assert session.journal.num_known > 0
+        assert session.journal.num_known + session.journal.num_written == len(asked[0]) + len(asked[1])
+        assert (tmp_path / path.name).stat().st_size == len(content)
+
+
+def test_what_is_compared_with_a_reference_is_kept(asked: Any, tmp_path: Path) -> None:
+    scored, compared = asked[0][:40], []
+    for _ in range(2):
+        with open_tiny(reference=genai_export("llama", precision="int4")) as session:
+            session.keep_answers(tmp_path / "answers")
+            compared.append([output.compared for output in session.loglikelihood(scored)])
+            assert session.journal is not None
+            num_written = session.journal.num_written
+    assert num_written == 0
+    for one, two in zip(*compared, strict=True):
+        assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in vars(one))
