@@ -46,7 +46,11 @@ class RunError(OliveExtError):
 
 
 class NonFiniteError(RunError):
-    """A model's output is NaN or infinite where a working model's is not."""
+    """A model's output is NaN or infinite where a working model's is not. `found` is the message without advice."""
+
+    def __init__(self, found: str, advice: str = "") -> None:
+        super().__init__(found + advice)
+        self.found = found
 
 
 class MemoryShortageError(RunError):

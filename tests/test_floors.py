@@ -48,7 +48,7 @@ FLOORS = {
         ["inputs", "placement"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs"],
-        ["ort_runner"],
+        ["ort_runner", "first_non_finite"],
         ["opening"],
     ],
     "olive_ext.engine.reference": [["kernels"], ["tap"], ["recorded"]],

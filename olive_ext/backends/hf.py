@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
+from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, one_line
+from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -32,11 +34,15 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
 
     kind = "hf"
 
-    def __init__(self, *args: Any, hflm_rolling_bos: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, hflm_rolling_bos: bool = False, reports_non_finite: bool = False, **options: Any
+    ) -> None:
+        """`reports_non_finite`: outputs that are NaN or infinite are counted instead of raising `NonFiniteError`."""
         super().__init__(*args, **options)
+        self._reports_non_finite = reports_non_finite
         self._hflm_rolling_bos = hflm_rolling_bos
         self._drops_prefix = False
-        self.counters = {"requests": 0, "tokens_naive": 0, "tokens_generated": 0}
+        self.counters = {"requests": 0, "tokens_naive": 0, "tokens_generated": 0, "non_finite": 0}
         where = str(getattr(self.tokenizer, "name_or_path", ""))
         self._text = Tokenizer(
             self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=self.custom_prefix_token_id
@@ -57,6 +63,14 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         return answers
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
+        """HFLM's, with every log-probability looked at."""
+        answers = self._ask_tokens(requests, *args, **options)
+        for (key, _, _), (logprob, _) in zip(requests, answers, strict=True):
+            if not logprob < math.inf:
+                self._note_non_finite(1, f"request {key!r}: its log-probability is {logprob}")
+        return answers
+
+    def _ask_tokens(self, requests: Sequence[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
         """HFLM's, in one call for each target length where requests of several lengths would be merged."""
         ask: Callable[..., list[tuple[float, bool]]] = super()._loglikelihood_tokens
         self.counters["requests"] += len(requests)
@@ -73,13 +87,29 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         return [answers[index] for index in range(len(requests))]
 
     def _model_generate(self, context: Any, *args: Any, **options: Any) -> Any:
-        """HFLM's, counted."""
-        tokens = super()._model_generate(context, *args, **options)
+        """HFLM's, counted, with every distribution looked at that a token is taken from."""
+        wrong = torch.zeros(context.shape[0], dtype=torch.bool, device=context.device)
+
+        def look(ids: Any, logits_BV: Any) -> Any:
+            wrong.logical_or_(~(logits_BV < math.inf).all(-1).to(wrong.device))
+            return logits_BV
+
+        tokens = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([look]), **options)
+        if found := int(wrong.sum()):
+            self._note_non_finite(
+                found, f"{found} of {len(wrong)} texts generated together have logits of NaN or infinity"
+            )
         mask = options.get("attention_mask")
         self.counters["requests"] += context.shape[0]
         self.counters["tokens_naive"] += int(context.numel() if mask is None else mask.sum())
         self.counters["tokens_generated"] += tokens.numel() - context.numel()
         return tokens
+
+    def _note_non_finite(self, number: int, found: str) -> None:
+        """Counts requests whose output is not finite, or raises `NonFiniteError`."""
+        if not self._reports_non_finite:
+            raise NonFiniteError(f"the Hugging Face model's output is not finite: {found[:300]}")
+        self.counters["non_finite"] += number
 
 
 def open_hf(
@@ -89,6 +119,7 @@ def open_hf(
     device: str | None = None,
     batch_size: int | str = "auto",
     max_length: int | None = None,
+    reports_non_finite: bool = False,
     model_args: Mapping[str, Any] | None = None,
 ) -> Baseline:
     """The baseline for a path, a hub name, or a loaded model with its tokenizer.
@@ -110,6 +141,7 @@ def open_hf(
         "batch_size": CPU_BATCH_SIZE if str(batch_size).startswith("auto") and place == "cpu" else batch_size,
         "max_length": max_length,
         "softmax_dtype": "float32",
+        "reports_non_finite": reports_non_finite,
         **(model_args or {}),
     }
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 from lm_eval.api.model import LM, CacheHook, CachingLM
@@ -26,6 +27,11 @@ class JournaledLM(CachingLM):  # type: ignore[misc]
         self.dbdict.commit()
         self.dbdict.journal.close()
         self.lm.set_cache_hook(CacheHook(None))
+
+
+def journaled(lm: LM, journal: Journal | None) -> AbstractContextManager[LM]:
+    """`lm` with its answers in `journal` until the end of the block; without a journal `lm` itself."""
+    return nullcontext(lm) if journal is None else closing(JournaledLM(lm, journal))
 
 
 LM.register(JournaledLM)  # lm-eval asks what it is given whether it is an LM; its own cache it adds only behind that

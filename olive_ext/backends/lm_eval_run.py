@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ import lm_eval
 from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from olive_ext.backends.journaled_lm import JournaledLM
+from olive_ext.backends.journaled_lm import journaled
 from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
@@ -44,7 +44,7 @@ def run_tasks(
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
-        closing(JournaledLM(lm, journal)) if journal is not None else nullcontext(lm) as model,
+        journaled(lm, journal) as model,
     ):
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=model,

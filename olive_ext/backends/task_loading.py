@@ -7,6 +7,7 @@ lies in a file of another name.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import random
@@ -70,6 +71,12 @@ class LoadedTasks:
 
         self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
+
+    def replaced(self, tasks: Mapping[str, Any]) -> LoadedTasks:
+        """The same with `tasks` instead of its own, and the same states of the generators."""
+        other = copy.copy(self)
+        other._loaded, other.tasks = {**self._loaded, "tasks": tasks}, tasks
+        return other
 
     def load(self, _: object) -> Mapping[str, Any]:
         """lm-eval's `TaskDict`: tasks, groups and group_map."""

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, OliveExtError
+from olive_ext.errors import ModelError, NonFiniteError, OliveExtError
 from olive_ext.model import ResolvedModel, resolve
 
 if TYPE_CHECKING:
@@ -241,12 +241,15 @@ def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable
     """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
 
     `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
-    `LARGEST_DIFFERENCE`.
+    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin.
     """
     from olive_ext.session.opening import open_model
 
     opener = open_session or open_model
-    edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
+    try:
+        edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
+    except NonFiniteError as error:
+        raise ModelError(f"{error.found}; {_first_layer(model)}") from error
     pairs = zip(edited, untouched, strict=True)
     largest = max((_difference(one, other) for one, other in pairs), default=0.0)
     section.add("tokens compared", len(edited), "scoring head against the untouched graph")
@@ -256,6 +259,18 @@ def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable
             f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
             "set engine.graph to 'untouched' and report this model"
         )
+
+
+def _first_layer(model: ResolvedModel) -> str:
+    """Where the model's output stops to be finite, or why that cannot be told."""
+    from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
+    from olive_ext.text.tokenizer import load_tokenizer
+
+    tokens = load_tokenizer(model.files.tokenizer).encode("".join(PAIRS[0]))
+    try:
+        return first_non_finite(model, tokens) or "no node's output shows it for the first of the texts"
+    except OliveExtError as error:
+        return str(error)
 
 
 def _difference(one: float, other: float) -> float:

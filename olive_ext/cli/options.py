@@ -49,6 +49,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--tasks", "tasks", "A,B", "commas"),
     Option("--include-path", "include_path", "DIR", "names"),
     Option("--limit", "limit", "N"),
+    Option("--documents", "documents", "WHICH"),
+    Option("--certain", "certain", "K=V,...", "arguments"),
     Option("--num-fewshot", "num_fewshot", "K"),
     Option("--batch-size", "batch_size", "B", for_check=True),
     Option("--max-length", "max_length", "N", for_check=True),

@@ -5,6 +5,7 @@ model and no framework.
 """
 
 from olive_ext.config.base import Strict, accepts
+from olive_ext.config.certain import Certain
 from olive_ext.config.evaluation import (
     INPUT_MODEL,
     Bound,
@@ -22,6 +23,7 @@ __all__ = [
     "PASS_TYPE",
     "SCHEMA_KINDS",
     "Bound",
+    "Certain",
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",

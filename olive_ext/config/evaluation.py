@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.certain import Certain, Number, implied
 from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, ProviderOptions, ProviderRequest
 
-Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -97,6 +97,14 @@ class EvaluationSettings(ExecutionSettings):
     limit: Limit | None = None
     """Documents per task: a count, or a fraction below 1. None takes all."""
 
+    documents: Annotated[Literal["all", "enough"], BeforeValidator(word)] = "all"
+    """"enough" stops as soon as `certain` is decided: the reference answers all documents, the candidate only those
+    that are drawn by how sure the reference is. Needs `reference`."""
+
+    certain: Certain | None = None
+    """What "enough" makes certain. None takes the bound in `require` on one of its metrics; without any a loss
+    of accuracy that does not matter (`matters`)."""
+
     model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
     package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
@@ -151,7 +159,18 @@ class EvaluationSettings(ExecutionSettings):
     def _check_together(self) -> Self:
         if self.fewshot_as_multiturn and self.apply_chat_template is False:
             raise ValueError("'fewshot_as_multiturn' needs 'apply_chat_template'")
+        if self.documents == "enough" and self.reference is None:
+            raise ValueError("'documents' = 'enough' needs 'reference': its answers say which documents to draw")
+        if self.documents == "enough" and self.limit is not None:
+            raise ValueError(f"'limit' = {self.limit:g} cannot go with 'documents' = 'enough', which stops by itself")
+        if self.documents == "all" and self.certain is not None:
+            raise ValueError("'certain' needs 'documents' = 'enough'")
         return self
+
+    @property
+    def claim(self) -> Certain:
+        """What "enough" makes certain."""
+        return self.certain or Certain(within=self.matters / 100)
 
 
 class EvaluationConfig(EvaluationSettings):
@@ -174,6 +193,7 @@ class EvaluationConfig(EvaluationSettings):
         if kind == "auto" and self.model_class is not None:
             kind = "hf" if self.model_class == "hf" else "onnx"
         shared = {name: getattr(self, name) for name in ExecutionSettings.model_fields}
+        shared["deterministic"] = self.deterministic is not False
         which = {**self.model.model_dump(exclude={"path"}), "kind": kind}
         return ModelSettings(model=self.model.path, **which, **shared)
 
@@ -220,3 +240,17 @@ class WorkflowSettings(EvaluationSettings):
     """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
     judges the model that it measures. The evaluator judges output models, and the input model where there are no
     passes. In a search a candidate that breaks a bound is out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_claim(cls, values: Any) -> Any:
+        """The bound in `require` becomes the claim, which then goes wherever the settings go."""
+        is_enough = isinstance(values, dict) and values.get("documents") == "enough"
+        if not is_enough or values.get("certain") is not None:
+            return values
+        try:
+            bounds = [Bound.model_validate(item) for item in values.get("require") or ()]
+        except ValidationError:
+            return values  # told with the field
+        claim = implied(bounds)
+        return values if claim is None else {**values, "certain": claim}

@@ -24,6 +24,8 @@ _LIKE_THE_CANDIDATE = (
     "allow_cpu_fallback",
     "batch_size",
     "max_length",
+    "non_finite",
+    "deterministic",
 )
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
@@ -153,6 +155,15 @@ class ExecutionSettings(Strict):
     device: Word | None = None
     """Torch device of a Hugging Face model ("cpu", "cuda:0"). None takes what Olive hands over, else "cuda" where there
     is one, else "cpu". For an ONNX model `execution_provider` decides where it runs."""
+
+    non_finite: Annotated[Literal["error", "report"], BeforeValidator(word)] = "error"
+    """What happens where the model's output is NaN or infinite: "error" stops at the first such request and names it;
+    "report" counts these requests, goes on, and leaves no verdict and no bound that holds."""
+
+    deterministic: bool | Auto = "auto"
+    """With true two runs give the same bytes: how texts that are scored share a step is chosen by a rule from model and
+    requests instead of a measurement, and no call uses what an earlier one has left in the KV cache. "auto" is true in
+    every evaluation, and false in a Python session."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""

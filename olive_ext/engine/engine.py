@@ -30,16 +30,26 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, chunk_size: int, form: ScoringForm | None = None, tap: Tap | None = None
+        self,
+        runner: Runner,
+        chunk_size: int,
+        form: ScoringForm | None = None,
+        tap: Tap | None = None,
+        *,
+        is_deterministic: bool = False,
+        reports_non_finite: bool = False,
     ) -> None:
-        """`chunk_size`: most tokens of a prompt in one step."""
+        """`chunk_size`: most tokens of a prompt in one step. `is_deterministic`: what earlier calls have left resident
+        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`."""
         self.counters = Counters()
         self.runner = runner
+        self._is_deterministic = is_deterministic
         self._tap = tap or NoTap()
-        self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), self.counters)
+        shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
+        self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), **shared)
         self._generating = self._scoring
         if tap is not None:
-            self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), self.counters)
+            self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), **shared)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
 
@@ -57,6 +67,8 @@ class Engine:
             if on_result is not None:
                 on_result(place, result)
 
+        if self._is_deterministic:
+            self.reset()
         shares: dict[StepLoop, list[tuple[int, Request]]] = {loop: [] for loop in self._loops}
         for place, request in enumerate(requests):
             shares[self._scoring if request.generation is None else self._generating].append((place, request))
@@ -121,7 +133,13 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""
         counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
-        return {**self._scoring.describe(), **self.runner.describe(), **self._tap.describe(), "counters": counters}
+        return {
+            "deterministic": self._is_deterministic,
+            **self._scoring.describe(),
+            **self.runner.describe(),
+            **self._tap.describe(),
+            "counters": counters,
+        }
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""

@@ -36,7 +36,14 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
     """The engine of an opened model, which closing it releases. Where steps of its own runtime are scored alone, only
     ONNX Runtime's are worth a measurement."""
     is_measurable = model.runtime[0] == "onnxruntime" or tap is not None
-    return Engine(*opened, ScoringForm.of(model.settings.engine) if is_measurable else ScoringForm(), tap)
+    settings = model.settings
+    return Engine(
+        *opened,
+        ScoringForm.of(settings) if is_measurable else ScoringForm(),
+        tap,
+        is_deterministic=settings.deterministic is True,
+        reports_non_finite=settings.non_finite == "report",
+    )
 
 
 def open_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:

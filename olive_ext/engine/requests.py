@@ -118,6 +118,8 @@ class FinishReason(str, Enum):
     STOP_ID = "stop_id"
     STOPPED = "stopped"
     LENGTH = "length"
+    NON_FINITE = "non_finite"
+    """The model's output was NaN or infinite, and such outputs are reported instead of stopping the run."""
 
 
 Notes = npt.NDArray[np.void]
@@ -136,6 +138,9 @@ class Result:
 
     notes: Notes | None = field(default=None, compare=False)
     """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
+
+    is_finite: bool = True
+    """Whether the model's output is: False only where such outputs are reported."""
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
@@ -181,3 +186,5 @@ class Counters:
     copies: int = 0
     moves: int = 0
     steps_halved: int = 0
+    non_finite: int = 0
+    """Requests with an output that is NaN or infinite where a working model's is not."""

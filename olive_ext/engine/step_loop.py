@@ -29,8 +29,19 @@ logger = logging.getLogger(__name__)
 class StepLoop:
     """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be."""
 
-    def __init__(self, runner: Runner, tap: Tap, chunk_size: int, form: ScoringForm, counters: Counters) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tap: Tap,
+        chunk_size: int,
+        form: ScoringForm,
+        counters: Counters,
+        *,
+        reports_non_finite: bool = False,
+    ) -> None:
+        """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
         self._runner = runner
+        self._reports_non_finite = reports_non_finite
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
         self._counters = counters
@@ -190,6 +201,7 @@ class StepLoop:
         """A scheduler knows one capacity and one form of steps."""
         scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps.size)
         scheduler.limit = self._limit
+        scheduler.reports_non_finite = self._reports_non_finite
         return scheduler
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnx
+import onnx.numpy_helper
 from google.protobuf.message import DecodeError
 from onnx import ModelProto as ModelProto
 
@@ -50,6 +53,25 @@ def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelPr
             if entry.key == "location":
                 entry.value = renames.get(entry.value, entry.value)
     return moved
+
+
+def with_every_output(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` that also returns every value of its nodes, in the order of the nodes."""
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    known = {value.name for value in edited.graph.output}
+    names = [name for node in edited.graph.node for name in node.output if name and name not in known]
+    edited.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return edited
+
+
+def weights_of(
+    model: onnx.ModelProto, node: onnx.NodeProto, folder: Path
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Name and numbers of each weight that `node` reads; those outside of the file lie in `folder`."""
+    wanted = set(node.input)
+    for tensor in (tensor for tensor in model.graph.initializer if tensor.name in wanted):
+        yield tensor.name, onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

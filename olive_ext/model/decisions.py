@@ -82,7 +82,8 @@ def suggest_genai(refusal: ModelError, files: ModelFiles) -> ModelError:
 def choose_num_slots(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> tuple[int, str]:
-    """The number of KV slots and which rule gave it: the user's number, or as many as memory holds.
+    """The number of KV slots and which rule gave it: the user's number, or as many as memory holds: the free memory, or
+    where runs are to repeat half of all memory, which other processes do not change.
 
     Final once the weights are on the device; `read` gives the memory of a device, by kind and number, or raises
     `UnmeasuredError`.
@@ -94,14 +95,15 @@ def choose_num_slots(
     cap = settings.max_batch_size
     limited = "" if cap is None else f", {cap} by max_batch_size"
     try:
-        free = read(device.kind, device.index).free
+        memory = read(device.kind, device.index)
     except UnmeasuredError as error:
         found = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
         return found, f"auto: {found}, {error}{limited if found < DEFAULT_SLOTS else ''}"
+    free, kind = (memory.total // 2, "half of all") if settings.deterministic is True else (memory.free, "free")
     slot_bytes = spec.bytes_per_position * min(spec.context_length, PLANNED_POSITIONS) + spec.bytes_of_source
     most = MOST_SLOTS[device.kind]
     fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free / 2**20:.0f} MiB free, at most {most}"
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free / 2**20:.0f} MiB {kind}, at most {most}"
     return min(most, fitting, cap or most), why + limited
 
 

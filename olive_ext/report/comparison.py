@@ -84,6 +84,9 @@ class Divergence:
     """Mean of candidate's minus reference's probability of the target token (llama.cpp's mean delta p)."""
 
     target_probability_rms: float | None = None
+    num_population: int | None = None
+    """Documents that the means are estimated for, where `num_documents` of them were drawn; quantiles, bins and the
+    largest value are of the drawn ones alone."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,10 @@ class Outcome:
     is_binary: bool = True
     """Whether a document's value is 0 or 1, and its answer so right or wrong."""
 
+    num_population: int | None = None
+    """Documents that the numbers are estimated for, where `num_documents` of them were drawn: `mcnemar_p` is then not
+    computed (1), because the flips decided when to stop."""
+
     @property
     def is_share(self) -> bool:
         """Whether the values may be shown in percent, and differences in percentage points."""
@@ -148,6 +155,52 @@ class Flip:
 
 
 @dataclass(frozen=True)
+class Certainty:
+    """What the drawn documents make certain of all documents, and why the evaluation stopped."""
+
+    metric: str
+    """Of the comparison, over all tasks."""
+
+    side: Literal["above", "below"]
+    """The side of `bound` on which the metric was to be."""
+
+    bound: float
+    confidence: float
+    verdict: Literal["kept", "broken"]
+    estimate: Number
+    low: Number
+    high: Number
+    """An interval that holds at every stopping time; it ends at the bound where it lies on one side of it."""
+
+    num_evaluated: int
+    num_documents: int
+    sample: str
+    """Digest of the numbers of the drawn documents: reports of other samples are not compared."""
+
+    @property
+    def is_above(self) -> bool:
+        """On which side of the bound the metric certainly is."""
+        return (self.side == "above") == (self.verdict == "kept")
+
+    def sentence(self) -> str:
+        """ "342 of 10,042 documents, stopped: loss below 1 point is certain (95 %)"."""
+        found, level = f"{self._found()}", f"{100 * self.confidence:g} %"
+        if self.num_evaluated == self.num_documents:
+            return f"all {self.num_documents:,} documents: {found}"
+        return f"{self.num_evaluated:,} of {self.num_documents:,} documents, stopped: {found} is certain ({level})"
+
+    def _found(self) -> str:
+        if self.metric == "kl_mean":
+            return f"KL {'above' if self.is_above else 'below'} {self.bound:g} nats"
+        if self.metric == "top1_agreement":
+            return f"top-1 agreement {'above' if self.is_above else 'below'} {100 * self.bound:g} %"
+        is_loss = self.bound <= 0
+        size = 100 * abs(self.bound)
+        word = "below" if self.is_above == is_loss else "above"
+        return f"{'loss' if is_loss else 'gain'} {word} {size:g} point{'s' * (size != 1)}"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Everything found against one reference."""
 
@@ -159,6 +212,12 @@ class Comparison:
     flips: tuple[Flip, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
+
+    non_finite: int = 0
+    """Requests for which either model's output was NaN or infinite."""
+
+    certainty: Certainty | None = None
+    """What the drawn documents make certain; None where all documents were evaluated."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any, TypeGuard
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Number, Outcome
+from olive_ext.report.numbers import count
 
 NAMES = (
     *("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"),
@@ -16,6 +17,13 @@ NAMES = (
     *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
 )
 """Names of the metrics that `comparison_metrics` makes."""
+
+
+NON_FINITE = "non_finite"
+"""The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
+
+_OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
+"""Those that are not weighted where documents were drawn."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,19 @@ class Metric:
     n: int | None = None
     """Documents scored; None where the number does not come from documents."""
 
+    num_population: int | None = None
+    """All documents, where `n` were drawn from them; None where all were scored."""
+
+    is_estimate: bool = True
+    """Whether the value of drawn documents is weighted so that it is one for all documents, or is of them alone."""
+
+    @property
+    def documents(self) -> str:
+        """The number of documents for people; empty where there is none."""
+        if self.n is None or self.num_population is None:
+            return "" if self.n is None else count(self.n)
+        return f"{count(self.n)} of {count(self.num_population)}{'' if self.is_estimate else ', unweighted'}"
+
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     """The numbers of every task and group in lm-eval's `results`, in its order.
@@ -45,6 +66,11 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
     """
     return tuple(metric for task in results["results"] for metric in _of_task(task, results))
+
+
+def non_finite_requests(metrics: Iterable[Metric]) -> int:
+    """The requests that the metrics hold to be without a finite output: with any, the other metrics mean nothing."""
+    return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))
 
 
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
@@ -88,7 +114,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     if len(firsts) == 1:
         firsts.append(replace(firsts[0], task=ALL))
     of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
-    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)))
+    number = comparison.non_finite
+    wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
+    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
 def _of_divergence(found: Divergence) -> Iterator[Metric]:
@@ -105,7 +133,8 @@ def _of_divergence(found: Divergence) -> Iterator[Metric]:
         "perplexity_ratio": (found.perplexity_ratio, found.perplexity_ratio_stderr),
     }
     for name, (value, stderr) in values.items():
-        yield Metric(found.task, name, "none", value, stderr, name == "top1_agreement", found.num_documents)
+        is_better, n = name == "top1_agreement", found.num_documents
+        yield Metric(found.task, name, "none", value, stderr, is_better, n, found.num_population, name not in _OF_DRAWN)
 
 
 def _of_outcome(found: Outcome) -> Iterator[Metric]:
@@ -121,7 +150,8 @@ def _of_outcome(found: Outcome) -> Iterator[Metric]:
     }
     for name, value in values.items():
         is_better = name != "flips_right_to_wrong"
-        yield Metric(found.task, name, "none", float(value), None, is_better, found.num_documents)
+        is_estimate, n = name.startswith("accuracy"), found.num_documents
+        yield Metric(found.task, name, "none", float(value), None, is_better, n, found.num_population, is_estimate)
 
 
 def matching(

@@ -109,9 +109,9 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
     """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
 
-    Compared are the task's version, examples in the prompt, number of documents, hash of the task (where lm-eval gave
-    one), its configuration, chat template and system prompt, generation settings, the seed of the examples, and for
-    tasks that score whole texts the longest context.
+    Compared are the task's version, examples in the prompt, number of documents and which were drawn, hash of the task
+    (where lm-eval gave one), its configuration, chat template and system prompt, generation settings, the seed of the
+    examples, and for tasks that score whole texts the longest context.
     """
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
     found = [problem for task in tasks for problem in _problems(task, reports)]
@@ -141,6 +141,8 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
     shots = results.get("n-shot", {}).get(task)
     yield "number of examples", shots
     yield "number of documents", results.get("n-samples", {}).get(task, {}).get("effective")
+    certainty = None if report.comparison is None else report.comparison.certainty
+    yield "sample of documents", "all" if certainty is None else certainty.sample
     if task in results.get("task_hashes", {}):
         yield "hash", results["task_hashes"][task]
     configuration: Mapping[str, Any] = results.get("configs", {}).get(task) or {}

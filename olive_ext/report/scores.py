@@ -32,7 +32,7 @@ def metric_table(report: Report) -> Table:
             *(metric.task, metric.metric, metric.filter, number(metric.value)),
             "" if metric.stderr is None else number(metric.stderr),
             "higher" if metric.higher_is_better else "lower",
-            "" if metric.n is None else str(metric.n),
+            metric.documents,
         )
         for metric in report.metrics
         if metric.metric not in compared
@@ -127,13 +127,13 @@ def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
         task, name, filter_name = key
         found = [metrics.get(key) for metrics in by_column]
         known = [metric for metric in found if metric is not None]
-        counts = sorted({metric.n for metric in known if metric.n is not None})
+        counts = sorted((metric for metric in known if metric.n is not None), key=lambda metric: metric.n or 0)
         row = ScoreRow(
             task,
             name,
             filter="" if filter_name == "none" else filter_name,
             higher_is_better=known[0].higher_is_better,
-            documents="/".join(map(numbers.count, counts)),
+            documents="/".join(dict.fromkeys(metric.documents for metric in counts)),
             cells=tuple(_cells(found)),
             is_first=not rows or rows[-1].task != task,
         )

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from olive_ext.report import numbers
 from olive_ext.report.bands import Band, band_of
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
-from olive_ext.report.comparison import ALL, Comparison, Divergence
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence
 from olive_ext.report.numbers import joined
 
 Kind = Literal[
@@ -53,7 +53,7 @@ def verdict(comparison: Comparison) -> Verdict:
     apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
     loss is found where one that matters is excluded everywhere, and distributions are as near as with weights of 4
     bits. A loss anywhere is one of the model. No difference is found where all distributions are equal but for
-    rounding, and no document flips: then few documents do, too.
+    rounding, and no document flips: then few documents do, too. Of drawn documents what they make certain comes first.
     """
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence = comparison.overall_divergence()
@@ -62,14 +62,21 @@ def verdict(comparison: Comparison) -> Verdict:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
-    if _is_same(comparison, divergence):
-        return Verdict("no_difference", "no difference found", figures, documents)
     band = None if divergence is None else band_of(divergence)
-    against = list(_against(changes, band, comparison.matters))
-    found = against or [_in_favour(changes)]
+    certain = list(_certain(comparison.certainty))
+    against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]
+    if not certain and _is_same(comparison, divergence):
+        return Verdict("no_difference", "no difference found", figures, documents)
+    found = [*certain, *against] or [_in_favour(changes)]
     worst = min((kind for kind, _ in found), key=_KINDS.index)
-    told = [text for kind, text in found if kind == worst or worst != "loss"]
+    told = [text for kind, text in found if kind == worst or worst != "loss" or (kind, text) in certain]
     return Verdict(worst, "; ".join(told), figures, documents)
+
+
+def _certain(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
+    """What drawn documents make certain: nothing better is said of them."""
+    if certainty is not None:
+        yield "loss" if certainty.verdict == "broken" else "no_loss_found", certainty.sentence()
 
 
 def _against(changes: list[Change], band: Band | None, matters: float) -> Iterator[tuple[Kind, str]]:
@@ -100,7 +107,8 @@ def _non_finite(comparison: Comparison) -> list[str]:
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
     scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
-    return distances + texts + scores
+    outputs = [f"output of {comparison.non_finite} requests"] if comparison.non_finite else []
+    return outputs + distances + texts + scores
 
 
 def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[Figure]:

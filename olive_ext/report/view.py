@@ -92,14 +92,29 @@ def _divergence_cells(item: Divergence) -> tuple[str, ...]:
 
 def _outcome_cells(item: Outcome) -> tuple[str, ...]:
     needed = item.documents_needed.get("0.01")
-    flips = (str(item.right_to_wrong), str(item.wrong_to_right), f"{item.mcnemar_p:.2g}")
     return (
-        *(item.task, item.metric, item.filter, str(item.num_documents)),
+        *(item.task, item.metric, item.filter, _documents(item)),
         *(f"{item.reference:.4f}", f"{item.candidate:.4f}", f"{item.difference:+.4f}"),
         f"{item.low:+.4f} to {item.high:+.4f}",
-        *(flips if item.is_binary else ("",) * 3),
+        *_flips(item),
         "" if needed is None else str(needed),
     )
+
+
+def _flips(item: Outcome) -> tuple[str, str, str]:
+    if not item.is_binary:
+        return "", "", ""
+    return str(item.right_to_wrong), str(item.wrong_to_right), _p(item, f"{item.mcnemar_p:.2g}")
+
+
+def _p(item: Outcome, text: str) -> str:
+    """Of drawn documents there is none."""
+    return text if item.num_population is None else ""
+
+
+def _documents(item: Outcome) -> str:
+    shown = numbers.count(item.num_documents)
+    return shown if item.num_population is None else f"{shown} of {numbers.count(item.num_population)}"
 
 
 @dataclass(frozen=True)
@@ -154,8 +169,8 @@ def _difference(candidate: str, outcome: Outcome) -> DifferenceRow:
         interval=interval,
         reference_score=score(outcome.reference),
         candidate_score=score(outcome.candidate),
-        documents=numbers.count(outcome.num_documents),
-        p=numbers.probability(outcome.mcnemar_p),
+        documents=_documents(outcome),
+        p=_p(outcome, numbers.probability(outcome.mcnemar_p)),
         needed=_needed(outcome),
     )
 

@@ -11,7 +11,7 @@ from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, listed, long_names, matching
+from olive_ext.report.metrics import NAMES, listed, long_names, matching, non_finite_requests
 from olive_ext.report.numbers import number
 from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
@@ -109,11 +109,17 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
-    """A line for each bound that is broken, in their order; a value that is no number breaks every bound.
+    """A line for each bound that is broken, in their order; a value that is no number breaks every bound, and so do
+    requests without a finite output.
 
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
-    return [line for bound in bounds for line in _broken(bound, _bounded(bound, metrics))]
+    number_wrong = non_finite_requests(metrics)
+    wrong = f"{number_wrong} requests had no finite output: no metric can be trusted"
+    lines = [
+        line for bound in bounds for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics)))
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:

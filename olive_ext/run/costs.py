@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
+from olive_ext.report.metrics import NON_FINITE
 
 Settings = TypeVar("Settings", bound=EvaluationSettings)
 
@@ -49,7 +50,10 @@ def cost_metrics(
     `size` gives the bytes of the model's files; `peak_memory` is the most that the process took, in bytes. Speed is in
     tokens of the requests, given and generated, and in requests, for each of the `seconds` behind the loading: tokens
     that requests share and that are computed once count for each of them. A model that counts nothing has no speed.
+    Requests without a finite output are counted, asked or not.
     """
+    if counters.get(NON_FINITE):
+        yield Metric(NON_FINITE, "requests", "none", float(counters[NON_FINITE]), higher_is_better=False)
     if SIZE_ON_DISK in asked:
         yield Metric(SIZE_ON_DISK, "bytes", "none", float(size()), higher_is_better=False)
     if PEAK_MEMORY in asked:

@@ -149,6 +149,8 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         note = ""
         if own is not None and divergences and not is_same:
             note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
+        if own is not None and own.certainty is not None:
+            note = "; ".join(filter(None, [note, "of the drawn documents alone, which do not stand for all alike"]))
         if outcomes or divergences:
             comparison = Comparison(facts, divergences, outcomes, flips, matters=_matters(item))
             found.append(Contrast(item.name, first.name, comparison, note))

@@ -13,12 +13,13 @@ from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, write
-from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.mlflow_log import log_report
+from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
-from olive_ext.run.reference.comparison_run import comparer_of
+from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     log_folder, models = _log_folder(config), Models(config, progress)
     if lm is None:
         _refuse_missing(config, models)
+    with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
+        report = _evaluate(models, lm, log_folder)
+        if config.output_dir is not None:
+            write(report, config.output_dir)
+        run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
+    return report
+
+
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
+    config = models.config
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
@@ -55,12 +66,13 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         journal = models.keep_answers(model) if model is not None else None
         try:
             loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds, journal)
+            results = _run(models, model, tasks, seeds, journal, comparer)
             seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
             report = _report(models, model, results, seconds, memory.bytes)
             if comparer is not None and model is not None:
                 comparison = comparer.finish(model, results)
-                metrics = (*report.metrics, *comparison_metrics(comparison))
+                own = [metric for metric in report.metrics if metric.task != NON_FINITE]
+                metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
                 report = replace(report, metrics=metrics, comparison=comparison)
         finally:
             if lm is not None and hasattr(lm, "session"):
@@ -70,13 +82,6 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if log_folder is not None and tasks is not None:
         fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
         write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    return _published(report, config.output_dir)
-
-
-def _published(report: Report, folder: str | None) -> Report:
-    if folder is not None:
-        write(report, folder)
-    log_report(report, folder)
     return report
 
 
@@ -98,12 +103,19 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
 
 
 def _run(
-    models: Models, lm: LM | None, tasks: LoadedTasks | None, seeds: Seeds, journal: Journal | None
+    models: Models,
+    lm: LM | None,
+    tasks: LoadedTasks | None,
+    seeds: Seeds,
+    journal: Journal | None,
+    comparer: Comparer | None,
 ) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
 
     if lm is None or tasks is None:
         return {"results": {}}
+    if comparer is not None and comparer.is_sampled:
+        return comparer.run_sampled(lm, journal)
     config, has_reference = models.config, models.config.reference is not None
     return run_tasks(
         lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=has_reference

@@ -1,30 +1,31 @@
-"""Reports on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model."""
+"""Evaluations on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model.
+
+A run is begun before the evaluation, so that one that is killed and started again goes on in the same run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import logging
-import math
 import os
-import re
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olive_ext.report import Report, has_several_filters, model_name, write
-from olive_ext.report.numbers import flat
+from olive_ext.report import Report, model_name, write
+from olive_ext.run.mlflow_names import KEY, STEP, chunks, metrics_of, params_of, tags_of
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
-
-_MAX_NAME = 250
-_MAX_VALUE = 500
 _MAX_PARAMS, _MAX_METRICS = 100, 1000
-"""MLflow's own limits: characters of a name, of a value (servers before 2.10), and items in one request."""
+"""MLflow's limits of one request."""
 
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -36,89 +37,113 @@ _DEFAULTS = {
 logger = logging.getLogger(__name__)
 
 
-def log_report(report: Report, folder: str | None = None, *, mlflow: Any = None) -> bool:
-    """Logs params, metrics and the report's files as one run where MLFLOW_TRACKING_URI is set; whether it did.
+@dataclass
+class LoggedRun:
+    """A run of MLflow, or none where nothing is to be logged or the server cannot be reached."""
 
-    `folder` is where the report was written, if it was. MLflow's own variables name experiment and credentials; inside
-    an active run the new one is nested. Every failure is a warning. `mlflow` stands in for the module.
+    mlflow: Any = None
+    run_id: str | None = None
+    parent: LoggedRun | None = None
+    step: int = 0
+    """Which of its parent's runs it is."""
+
+    files: list[Path] = field(default_factory=list)
+    """Further artifacts of the run, logged when it ends."""
+
+    def log(self, report: Report, folder: str | None = None, samples: str | None = None) -> None:
+        """Logs the report: params, metrics, tags, its files and sample logs; its metrics on the parent, too, as a step.
+
+        `folder` is where the report was written, if it was, `samples` where sample logs were.
+        """
+        if self.run_id is None:
+            return
+        with _warned("the report is not in MLflow"), _defaults():
+            mlflow, known = self.mlflow, self.mlflow.get_run(self.run_id).data.params
+            mlflow.set_tags({"mlflow.runName": model_name(report), **tags_of(report)})
+            new = {name: value for name, value in params_of(report).items() if name not in known}  # they never change
+            for params in chunks(new, _MAX_PARAMS):
+                mlflow.log_params(params)
+            metrics = metrics_of(report)
+            for part in chunks(metrics, _MAX_METRICS):
+                mlflow.log_metrics(part)
+                if self.parent is not None and self.parent.run_id is not None:
+                    mlflow.log_metrics(part, step=self.step, run_id=self.parent.run_id)
+            with tempfile.TemporaryDirectory() as scratch:
+                if folder is None:
+                    write(report, scratch)
+                place = Path(folder or scratch)
+                files = [place / f"report.{suffix}" for suffix in ("json", "md", "html")]
+                logs = Path(samples).glob("samples_*.jsonl") if samples is not None else ()
+                for file in (*files, *sorted(logs)):
+                    if file.is_file():
+                        mlflow.log_artifact(str(file))
+
+
+_workflow: ContextVar[LoggedRun | None] = ContextVar("workflow", default=None)
+
+
+@contextmanager
+def logged_run(
+    name: str, key: Mapping[str, Any], *, is_parent: bool = False, mlflow: Any = None
+) -> Iterator[LoggedRun]:
+    """A run for the block where MLFLOW_TRACKING_URI is set; one inside a parent's block is its child.
+
+    A run of the same `key` that was not ended, and under the same parent any, is gone on with; so is the run that
+    MLFLOW_RUN_ID names, as a job on Azure ML has it. MLflow's own variables name experiment and credentials. `mlflow`
+    stands in for the module.
     """
-    if not os.environ.get(VARIABLE):
-        return False
+    run = LoggedRun(parent=_workflow.get())
+    if os.environ.get(VARIABLE):
+        with _warned("the evaluation is not in MLflow"), _defaults():
+            run.mlflow = mlflow or importlib.import_module("mlflow")
+            run.run_id = _begin(run, name, key)
+    token = _workflow.set(run) if is_parent else None
+    status = "FAILED"
     try:
-        with _defaults():
-            _log(mlflow or importlib.import_module("mlflow"), report, folder)
+        yield run
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        if token is not None:
+            _workflow.reset(token)
+        if run.run_id is not None:
+            with _warned("the run in MLflow is not ended"), _defaults():
+                for file in filter(Path.is_file, run.files):
+                    run.mlflow.log_artifact(str(file))
+                run.mlflow.end_run(status)
+
+
+def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
+    """Starts the run, or the one that it goes on with; returns its id."""
+    mlflow, active = run.mlflow, run.mlflow.active_run()
+    if active is None and os.environ.get("MLFLOW_RUN_ID"):
+        return str(mlflow.start_run().info.run_id)
+    facts = {"key": dict(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    is_child = active is not None
+    siblings = f"tags.`mlflow.parentRunId` = '{active.info.run_id}'" if is_child else "attributes.status = 'RUNNING'"
+    known = mlflow.search_runs(filter_string=siblings, max_results=1000, output_format="list")
+    found = next((one for one in known if one.data.tags.get(KEY) == digest), None)
+    if found is not None:
+        run.step = int(found.data.tags.get(STEP, 0))
+        begun = mlflow.start_run(run_id=found.info.run_id, nested=is_child)
+    else:
+        run.step = len(known) if is_child else 0
+        begun = mlflow.start_run(run_name=name, nested=is_child, tags={KEY: digest, STEP: str(run.step)})
+    return str(begun.info.run_id)
+
+
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """Turns every failure of the block into a warning: a server's trouble is not the evaluation's."""
+    try:
+        yield
     except ImportError as error:
-        logger.warning("%s is set, but nothing is logged: %s; get it with: %s", VARIABLE, error, _INSTALL)
-        return False
-    except Exception as error:  # noqa: BLE001 - a server's trouble is not the evaluation's
-        logger.warning("the report is not in MLflow: %s: %s", type(error).__name__, " ".join(str(error).split())[:300])
-        return False
-    return True
-
-
-def _log(mlflow: Any, report: Report, folder: str | None) -> None:
-    with mlflow.start_run(run_name=model_name(report), nested=mlflow.active_run() is not None):
-        for params in _chunks(params_of(report), _MAX_PARAMS):
-            mlflow.log_params(params)
-        for metrics in _chunks(metrics_of(report), _MAX_METRICS):
-            mlflow.log_metrics(metrics)
-        with tempfile.TemporaryDirectory() as scratch:
-            if folder is None:
-                write(report, scratch)
-            for suffix in ("json", "md", "html"):
-                file = Path(scratch if folder is None else folder) / f"report.{suffix}"
-                if file.is_file():
-                    mlflow.log_artifact(str(file))
-
-
-def metrics_of(report: Report) -> dict[str, float]:
-    """`<task>/<metric>`, with the filter where there are several, error bars as `..._stderr`; finite numbers only."""
-    found: dict[str, float] = {}
-    for metric in report.metrics:
-        parts = [metric.task, metric.metric]
-        if has_several_filters(report, metric.task):
-            parts.append(metric.filter)
-        found["\0".join(parts)] = metric.value
-        if metric.stderr is not None:
-            found["\0".join([*parts[:-1], f"{parts[-1]}_stderr"])] = metric.stderr
-    return {name: value for name, value in _named(found).items() if math.isfinite(value)}
-
-
-def params_of(report: Report) -> dict[str, str]:
-    """Configuration, model, providers, versions and hardware, as flat names and short texts."""
-    facts = {
-        "config": report.config,
-        "model": report.model,
-        "providers": [provider.get("name") for provider in report.providers],
-        "versions": report.versions,
-        "hardware": report.hardware,
-    }
-    known = {name: values for name, values in facts.items() if values}
-    named = _named(flat(known)).items()
-    return {name: text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…" for name, text in named}
-
-
-def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` under names that MLflow accepts, each different: one that is cut or taken ends in a digest of itself."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        legal = legal_name(name)
-        if len(legal) > _MAX_NAME or legal in found:
-            legal = f"{legal[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        found[legal] = value
-    return found
-
-
-def legal_name(name: str) -> str:
-    """Replaces everything but letters, digits, `_`, `-`, `.` and spaces by `_`, and NUL, which joins parts, by `/`."""
-    parts = [re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in name.split("\0")]
-    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
-
-
-def _chunks(values: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    items = iter(values.items())
-    while chunk := dict(islice(items, size)):
-        yield chunk
+        logger.warning("%s: %s is set, but %s; get it with: %s", what, VARIABLE, error, _INSTALL)
+    except Exception as error:  # noqa: BLE001
+        logger.warning("%s: %s: %s", what, type(error).__name__, " ".join(str(error).split())[:300])
 
 
 @contextmanager

@@ -86,8 +86,17 @@ class Models:
     def resident(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
         reference = candidate.over(candidate.session.reference, observer)
-        self.keep_answers(reference)
+        if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
+            reference.session.keep_answers(self._records_dir / "answers", facts={"versions": _runtimes()})
+        else:
+            self.keep_answers(reference)
         return reference
+
+    @property
+    def _records_dir(self) -> Path:
+        assert self.config.reference is not None
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(self.config.reference.records_dir or Path(cache, "olive_ext", "records"))
 
     def keep_answers(self, lm: LM) -> Journal | None:
         """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
@@ -123,9 +132,8 @@ class Models:
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
         reference = self.config.reference
         assert reference is not None
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         record_to = {
-            "folder": reference.records_dir or str(Path(cache, "olive_ext", "records")),
+            "folder": str(self._records_dir),
             "top": reference.top,
             "drawn": reference.drawn,
             "seed": self.config.seed or 0,
@@ -172,5 +180,6 @@ def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
         device=settings.device,
         batch_size=settings.batch_size,
         max_length=settings.max_length,
+        reports_non_finite=settings.non_finite == "report",
         model_args=model_args,
     )

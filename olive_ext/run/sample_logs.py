@@ -127,7 +127,7 @@ class Logs:
             for metric in answers.metrics:
                 found = reported.get((answers.task, metric, answers.filter))
                 values = [item.values[metric] for item in answers.by_document.values() if metric in item.values]
-                if found is None or found.n != len(values):
+                if found is None or found.num_population is not None or found.n != len(values):
                     continue
                 mean = math.fsum(values) / len(values)
                 if abs(mean - found.value) > _SAME:

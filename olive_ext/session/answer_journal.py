@@ -30,6 +30,7 @@ _DECIDING = (
     "max_length",
     "num_slots",
     "chunk_size",
+    "deterministic",
     "scoring",
     "scoring_head",
     "kv_cache",
@@ -62,7 +63,8 @@ def run_in_chunks(
 
     def done(number: int, results: Sequence[Result]) -> None:
         if journal is not None:
-            journal.add({key: written(result) for key, result in zip(chunks[number], results, strict=True)})
+            found = zip(chunks[number], results, strict=True)
+            journal.add({key: written(result) for key, result in found if result.is_finite})
         for key, result in zip(chunks[number], results, strict=True):
             put(key, result)
 

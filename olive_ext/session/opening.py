@@ -65,6 +65,8 @@ def open(
     allow_cpu_fallback: bool = False,
     max_length: int | None = None,
     batch_size: int | str = "auto",
+    non_finite: str = "error",
+    deterministic: bool | str = "auto",
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
     add_bos_token: bool | None = None,
@@ -207,7 +209,9 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     execution = parts.opened.runner.describe()
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
-    return {"model": digest, "tokenizer": tokenizer_traits(parts.tokenizer), **deciding}
+    is_deterministic = parts.model.settings.deterministic is True
+    tokenizer = tokenizer_traits(parts.tokenizer)
+    return {"model": digest, "tokenizer": tokenizer, "deterministic": is_deterministic, **deciding}
 
 
 def _open(model: ResolvedModel, on_failure: ExitStack) -> Parts:

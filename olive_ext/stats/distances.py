@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,11 @@ HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""
 
 
-def measure_divergence(task: str, positions: Positions) -> Divergence | None:
+def measure_divergence(task: str, positions: Positions, weights_N: FloatArray | None = None) -> Divergence | None:
     """Everything `Divergence` holds; None where there are no positions.
+
+    `weights_N` say how many documents each position's document stands for, where documents were drawn: means are then
+    estimates for all documents; quantiles, bins and the largest value are of the drawn ones.
 
     Percentiles interpolate linearly between ordered values (Hyndman and Fan 1996, type 7; numpy's and llama.cpp's).
     The differences of probabilities are candidate's minus reference's: of the reference's most likely token, and of the
@@ -34,27 +38,29 @@ def measure_divergence(task: str, positions: Positions) -> Divergence | None:
     if not len(rows):
         return None
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
+    weights = np.ones(len(rows)) if weights_N is None else weights_N
     kl, candidate, reference = (_float64(rows, name) for name in ("kl", "logprobs", "reference_logprobs"))
-    agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents)
-    ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents)
+    agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents, weights)
+    ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents, weights)
     top_probability, reference_top = (
         np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs")
     )
-    top, top_rms = _mean_and_rms(top_probability - reference_top)
-    target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference))
+    top, top_rms = _mean_and_rms(top_probability - reference_top, weights)
+    target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
+    mean = partial(np.average, weights=weights)
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
         num_positions=len(rows),
-        kl=_spread(kl, documents),
-        kl_lower=float(np.mean(_float64(rows, "kl_lower"))),
-        kl_sampling_error=math.sqrt(float(np.sum(_float64(rows, "kl_variance")))) / len(rows),
+        kl=_spread(kl, documents, weights),
+        kl_lower=float(mean(_float64(rows, "kl_lower"))),
+        kl_sampling_error=math.sqrt(float(np.sum(weights**2 * _float64(rows, "kl_variance")))) / float(weights.sum()),
         top1_agreement=agreement,
         top1_agreement_stderr=agreement_stderr,
         top_probability_difference=top,
         top_probability_rms=top_rms,
-        perplexity_reference=_exp(-float(np.mean(reference))),
-        perplexity_candidate=_exp(-float(np.mean(candidate))),
+        perplexity_reference=_exp(-float(mean(reference))),
+        perplexity_candidate=_exp(-float(mean(candidate))),
         perplexity_ratio=ratio,
         perplexity_ratio_stderr=ratio_stderr,
         histogram=_histogram(kl),
@@ -65,9 +71,14 @@ def measure_divergence(task: str, positions: Positions) -> Divergence | None:
     )
 
 
-def clustered_mean(values: FloatArray, documents: npt.NDArray[np.int64]) -> tuple[float, float | None]:
+def clustered_mean(
+    values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
+) -> tuple[float, float | None]:
     """Mean of `values` [N] and its standard error where values of one document depend on each other; None for a single
     document.
+
+    `weights` [N]: how many positions each one stands for, where documents were drawn with unequal probabilities; n_d
+    and S_d are then sums of weights and of weighted values, and N is the sum of all weights (Hajek's estimator).
 
     `documents` [N] are numbers from 0 without gaps. With D documents of n_d values and sums S_d the mean m = sum S_d /
     sum n_d is a ratio of two totals, and
@@ -78,30 +89,35 @@ def clustered_mean(values: FloatArray, documents: npt.NDArray[np.int64]) -> tupl
     Liang and Zeger 1986; Miller 2024, Adding Error Bars to Evals, eq. 4, has it without D / (D - 1)). With one value a
     document it is the ordinary standard error of a mean.
     """
-    counts = np.bincount(documents)
-    mean = float(np.sum(values) / len(values))
+    if weights is None:
+        weights = np.ones(len(values))
+    counts, total = np.bincount(documents, weights=weights), float(np.sum(weights))
+    mean = float(np.sum(weights * values) / total)
     if len(counts) < 2:
         return mean, None
-    residuals = np.bincount(documents, weights=values) - mean * counts
+    residuals = np.bincount(documents, weights=weights * values) - mean * counts
     variance = float(np.sum(residuals**2)) * len(counts) / (len(counts) - 1)
-    return mean, math.sqrt(variance) / len(values)
+    return mean, math.sqrt(variance) / total
 
 
 def perplexity_ratio(
-    reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64]
+    reference: FloatArray,
+    candidate: FloatArray,
+    documents: npt.NDArray[np.int64],
+    weights: FloatArray | None = None,
 ) -> tuple[float, float | None]:
     """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, and its standard error.
 
     ln of the ratio is the mean m of d = ln p_reference - ln p_candidate, so by the delta method se(ratio) = ratio *
     se(m), with se(m) by `clustered_mean`. llama.cpp writes the same as sqrt(var ln PPL_c + var ln PPL_r - 2 cov).
     """
-    mean, stderr = clustered_mean(reference - candidate, documents)
+    mean, stderr = clustered_mean(reference - candidate, documents, weights)
     ratio = _exp(mean)
     return ratio, None if stderr is None else ratio * stderr
 
 
-def _spread(values: FloatArray, documents: npt.NDArray[np.int64]) -> Spread:
-    mean, stderr = clustered_mean(values, documents)
+def _spread(values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray) -> Spread:
+    mean, stderr = clustered_mean(values, documents, weights)
     median, p90, p99, p999 = np.quantile(values, [0.5, 0.9, 0.99, 0.999]).tolist()
     return Spread(mean, stderr, median, p90, p99, p999, float(values.max()))
 
@@ -110,8 +126,8 @@ def _float64(rows: npt.NDArray[Any], name: str) -> FloatArray:
     return rows[name].astype(np.float64)
 
 
-def _mean_and_rms(values: FloatArray) -> tuple[float, float]:
-    return float(np.mean(values)), math.sqrt(float(np.mean(values**2)))
+def _mean_and_rms(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
+    return float(np.average(values, weights=weights)), math.sqrt(float(np.average(values**2, weights=weights)))
 
 
 def _exp(value: float) -> float:

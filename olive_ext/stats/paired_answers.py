@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Outcome
+from olive_ext.stats.distances import clustered_mean
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -20,6 +21,7 @@ DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 
 NUM_RESAMPLES = 10_000
 _ERROR, _POWER, _CONFIDENCE = 0.05, 0.8, 0.95
+_Z95 = 1.959964
 _FEW_VALUES = 64
 _CHUNK = 1 << 22
 
@@ -66,6 +68,66 @@ def compare_outcomes(
     sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
     needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
     return replace(found, documents_needed=needed)
+
+
+def sampled_outcome(
+    task: str,
+    metric: str,
+    filter_name: str,
+    whole: npt.ArrayLike,
+    reference: npt.ArrayLike,
+    candidate: npt.ArrayLike,
+    weights: npt.ArrayLike,
+    higher_is_better: bool = True,
+) -> Outcome:
+    """As `compare_outcomes`, for all documents from D drawn ones, each of which stands for `weights` [D] documents.
+
+    `whole` are the reference's values of all documents, whose mean is known; the difference is the weighted mean of
+    those drawn (`sampled_difference`). There is no p-value, and no number of documents needed, because the flips
+    decided when to stop.
+    """
+    everything, first, second, weights_D = (
+        np.asarray(item, np.float64) for item in (whole, reference, candidate, weights)
+    )
+    differences = second - first
+    is_binary = bool(np.isin((first, second), (0, 1)).all())
+    lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
+    mean, low, high = sampled_difference(differences, weights_D, hides=is_binary and len(first) < len(everything))
+    return Outcome(
+        task=task,
+        metric=metric,
+        filter=filter_name,
+        num_documents=len(differences),
+        reference=float(everything.mean()),
+        candidate=float(everything.mean()) + mean,
+        difference=mean,
+        low=low,
+        high=high,
+        right_to_wrong=lost,
+        wrong_to_right=gained,
+        mcnemar_p=1.0,
+        documents_needed={},
+        higher_is_better=higher_is_better,
+        is_binary=is_binary,
+        num_population=len(everything),
+    )
+
+
+def sampled_difference(differences: FloatArray, weights: FloatArray, *, hides: bool) -> tuple[float, float, float]:
+    """Weighted mean of drawn `differences` [D] with its 95 % normal interval.
+
+    Where undrawn documents may hide flips (differences of 0/1 values), a direction that did not occur widens the
+    interval, as if the rarest document had hidden one: n drawn without a flip exclude shares over 1 - 0.025^(1/n)
+    (Clopper and Pearson 1934).
+    """
+    mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights)
+    margin = _Z95 * (stderr or 0.0)
+    if not hides:
+        return mean, mean - margin, mean + margin
+    unseen = (1 - 0.025 ** (1 / len(differences))) * float(weights.max() / weights.mean())
+    low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
+    high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
+    return mean, max(low, -1.0), min(high, 1.0)
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:

@@ -114,6 +114,8 @@ class Queues:
         self._random = random
         (counted,) = np.nonzero(population.weights_N > 0)
         keys = random.exponential(size=len(counted)) / population.weights_N[counted]
+        self._keys_N = np.zeros(len(population.weights_N))
+        self._keys_N[counted] = keys
         ordered, strata = counted[np.argsort(keys)], population.strata_N
         self._orders = [ordered[strata[ordered] == stratum] for stratum in range(len(population.expected_H))]
         self._positions = [0] * len(self._orders)
@@ -132,6 +134,24 @@ class Queues:
             drawn.append(document)
             self._population.remove(unseen_RH, np.array([stratum]), self._population.weights_N[[document]])
         return np.array(drawn, np.int64)
+
+    def representation(self) -> dict[int, float]:
+        """How many documents of its stratum each drawn one stands for.
+
+        1 / (probability that its key is below that of the stratum's next document), which is unbiased for a fixed
+        number of draws (Cohen and Kaplan 2007, PODC: rank conditioning), scaled to the stratum's known total weight:
+        with equal weights all documents over those drawn, with none left 1.
+        """
+        found: dict[int, float] = {}
+        for order, position in zip(self._orders, self._positions, strict=True):
+            drawn, weights = order[:position], self._population.weights_N
+            if not position:
+                continue
+            next_key = self._keys_N[order[position]] if position < len(order) else np.inf
+            counts = -1 / np.expm1(-weights[drawn] * next_key)
+            counts *= weights[order].sum() / (weights[drawn] @ counts)
+            found |= zip(drawn.tolist(), counts.tolist(), strict=True)
+        return found
 
 
 def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArray:

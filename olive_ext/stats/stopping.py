@@ -99,15 +99,14 @@ class Sampler:
         self._drawn += documents.tolist()
         self._pending = None
 
-    def representation(self) -> tuple[IntArray, FloatArray]:
-        """The documents drawn so far, in order, and how many of its stratum each one stands for: all over those drawn.
+    def representation(self) -> dict[int, float]:
+        """How many documents of its stratum each one drawn so far stands for, in the order of the draws.
 
         For every other metric of the same documents, which were not drawn alike: a mean with these weights is the
         stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was drawn is not represented.
         """
-        drawn, strata_N = np.array(self._drawn, np.int64), self._population.strata_N
-        counted = strata_N[self._population.weights_N > 0]
-        return drawn, np.bincount(counted)[strata_N[drawn]] / np.bincount(strata_N[drawn])[strata_N[drawn]]
+        counts = self._queues.representation()
+        return {document: counts[document] for document in self._drawn}
 
     @property
     def verdict(self) -> Verdict:

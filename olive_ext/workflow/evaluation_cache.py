@@ -89,11 +89,13 @@ def _snapshot(name: str) -> str:
 
 
 def deciding(values: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """Settings as written, less those that change no number: bounds, the folder of the records, and `without`.
+    """Settings as written, less those that change no number: bounds (which decide the documents where these are
+    "enough"), the folder of the records, and `without`.
 
     Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
     """
-    kept = {name: value for name, value in values.items() if name != "require" and name not in without}
+    free = {*without} if values.get("documents") == "enough" else {*without, "require"}
+    kept = {name: value for name, value in values.items() if name not in free}
     if isinstance(kept.get("reference"), Mapping):
         kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
     return kept

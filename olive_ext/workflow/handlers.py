@@ -63,6 +63,7 @@ def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
         device=place,
         batch_size=config.batch_size,
         max_length=config.max_length,
+        reports_non_finite=config.non_finite == "report",
         model_args=config.model_args,
     )
 

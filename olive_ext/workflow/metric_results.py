@@ -5,7 +5,9 @@ Olive knows only its own names of metrics ("accuracy_score", "bytes"); their mea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
@@ -14,7 +16,7 @@ from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, listed, matching
+from olive_ext.report.metrics import NAMES, listed, matching, non_finite_requests
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
@@ -43,6 +45,8 @@ def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
     for metric in declared:
         for sub_type in metric.sub_types:
             value = _matching(metric, sub_type, report)
+            if non_finite_requests(report.metrics):
+                value = replace(value, value=math.nan)  # no goal is met by it
             found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
     return MetricResult.model_validate(found)
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from olive_ext.errors import ConfigError, RequirementError
+from olive_ext.run.mlflow_log import logged_run
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
@@ -38,9 +39,10 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     token = running.set(begun)
     try:
         refuse(engine, begun.input_model)
-        output = proceed()
-        if any(our_passes(engine)):
-            publish(engine, begun, output)
+        with _logged(engine, begun):
+            output = proceed()
+            if any(our_passes(engine)):
+                publish(engine, begun, output)
     finally:
         running.reset(token)
     begun.gave_up = _gave_up(engine, output, given.get("evaluate_input_model", True))
@@ -53,6 +55,19 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     if begun.broken is not None:
         raise begun.broken
     return output
+
+
+@contextmanager
+def _logged(engine: Any, run: Run) -> Iterator[None]:
+    """A run of MLflow for the workflow, the parent of those of its evaluations."""
+    if not any(our_evaluators(engine)) and not any(our_passes(engine)):
+        yield
+        return
+    passes = {name: [item.to_json() for item in items] for name, items in (engine.input_passes_configs or {}).items()}
+    key = {"input_model": run.input_model.to_json(), "passes": passes, "output_dir": str(run.output_dir)}
+    with logged_run(run.artifacts.name, key, is_parent=True) as logged:
+        logged.files += [run.artifacts / name for name in ("chain.md", "chain.json", "metrics.json", "footprint.json")]
+        yield
 
 
 def _gave_up(engine: Any, output: Any, evaluate_input_model: bool) -> bool:

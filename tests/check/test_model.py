@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from olive_ext.check import Findings, check_model
@@ -140,3 +143,17 @@ def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Pa
     assert facts(findings)["Runtime", "runtime"] == "genai"
     assert ("Decoder", "context length") not in facts(findings)
     assert "nothing to verify" in check_model(config(folder), verify=True).problems[0]
+
+
+def test_verification_names_the_node_and_the_weight_where_nan_begins(folder: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    graph = onnx.load(broken / "model.onnx")
+    head = next(tensor for tensor in graph.graph.initializer if tensor.name == "head")
+    values = onnx.numpy_helper.to_array(head).copy()
+    values[3, 7] = np.nan
+    head.CopyFrom(onnx.numpy_helper.from_array(values, "head"))
+    onnx.save(graph, broken / "model.onnx")
+    (problem,) = check_model(config(broken), verify=True).problems
+    assert "request" in problem
+    assert "first output that is not finite is 'logits'" in problem
+    assert problem.endswith("(MatMul), whose weight 'head' is not finite")

@@ -8,7 +8,7 @@ import pytest
 
 from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import OPTIONS, written_values
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def test_every_option_becomes_its_key() -> None:
         *("--apply-chat-template", "tool", "--system-instruction", "Be brief.", "--fewshot-as-multiturn"),
         *("--gen-kwargs", "temperature=0.5,do_sample=true,until=END", "--use-cache", "c"),
         *("--reference", "float", "--reference-mode", "resident", "--sample-log-num", "3"),
-        *("--seed", "7", "--output", "out"),
+        *("--seed", "7", "--output", "out", "--documents", "all"),
         *("--kind", "onnx", "--tokenizer", "tok", "--onnx-file-name", "d.onnx", "--set", "engine.num_slots=4"),
     )
     config = EvaluationConfig.parse(values)
@@ -56,10 +56,17 @@ def test_every_option_becomes_its_key() -> None:
             "sample_log_num": 3,
             "seed": 7,
             "output_dir": "out",
+            "documents": "all",
             "engine": {"num_slots": 4},
         }
     )
-    assert {option.key.split(".")[0] for option in OPTIONS} <= config.model_fields_set
+    assert {option.key.split(".")[0] for option in OPTIONS} - {"certain"} <= config.model_fields_set
+
+
+def test_claim_is_a_list_of_its_keys() -> None:
+    values = written("--documents", "enough", "--certain", "metric=kl_mean,below=0.05", "--reference", "float")
+    config = EvaluationConfig.parse({**values, "tasks": ["a"]})
+    assert config.claim == Certain(metric="kl_mean", below=0.05)
 
 
 def test_chat_template_without_a_name_is_true() -> None:

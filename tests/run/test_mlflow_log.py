@@ -1,91 +1,173 @@
-"""Reports in MLflow: names it takes, every failure a warning; and, with the extra mlflow, in a real store."""
+"""Evaluations in MLflow: names it takes, runs that are gone on with, every failure a warning."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import socket
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from olive_ext.report import Metric, Report, from_json
+from olive_ext.report import Metric, Report
 from olive_ext.report import write as write_report
-from olive_ext.run.mlflow_log import VARIABLE, legal_name, log_report, metrics_of, params_of
+from olive_ext.run.mlflow_log import VARIABLE, logged_run
+from olive_ext.run.mlflow_names import legal_name, metrics_of, params_of, tags_of
 from tests.report.synthetic import comparison, report
 
 
 class FakeMlflow:
-    """Notes what is logged."""
+    """Notes what is logged, by run; holds what MLflow would, so that runs can be found again."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.params: dict[str, str] = {}
-        self.metrics: dict[str, float] = {}
-        self.artifacts: list[str] = []
-        self.runs: list[tuple[str, bool]] = []
-        self.sizes: list[int] = []
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.open: list[str] = []
 
-    def active_run(self) -> None:
-        return None
+    def active_run(self) -> Any:
+        return self._run(self.open[-1]) if self.open else None
 
-    @contextmanager
-    def start_run(self, run_name: str, nested: bool) -> Iterator[None]:
-        self.runs.append((run_name, nested))
-        yield
+    def start_run(
+        self, run_id: str | None = None, run_name: str = "", nested: bool = False, tags: Mapping[str, str] | None = None
+    ) -> Any:
+        assert nested == bool(self.open)
+        if run_id is None:
+            run_id = str(len(self.runs))
+            parent = {"mlflow.parentRunId": self.open[-1]} if nested else {}
+            self.runs[run_id] = {"name": run_name, "tags": {**(tags or {}), **parent}, "params": {}, "metrics": [],
+                                 "files": [], "sizes": []}  # fmt: skip
+        self.runs[run_id]["status"] = "RUNNING"
+        self.open.append(run_id)
+        return self._run(run_id)
+
+    def end_run(self, status: str) -> None:
+        self.runs[self.open.pop()]["status"] = status
+
+    def search_runs(self, filter_string: str, max_results: int, output_format: str) -> list[Any]:
+        def fits(run: dict[str, Any], term: str) -> bool:
+            name, _, value = term.partition(" = ")
+            found = run["status"] if name == "attributes.status" else run["tags"].get(name[6:-1])
+            return f"'{found}'" == value
+
+        terms = filter_string.split(" and ")
+        return [self._run(name) for name, run in self.runs.items() if all(fits(run, term) for term in terms)]
+
+    def get_run(self, run_id: str) -> Any:
+        return self._run(run_id)
+
+    def _run(self, run_id: str) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(**self.runs[run_id]))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        self.runs[self.open[-1]]["tags"].update(tags)
 
     def log_params(self, params: Mapping[str, str]) -> None:
         if self.error is not None:
             raise self.error
-        self.sizes.append(len(params))
-        self.params.update(params)
+        run = self.runs[self.open[-1]]
+        assert not set(run["params"]) & set(params)
+        run["sizes"].append(len(params))
+        run["params"].update(params)
 
-    def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        self.metrics.update(metrics)
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0, run_id: str | None = None) -> None:
+        self.runs[run_id or self.open[-1]]["metrics"] += [(name, step, value) for name, value in metrics.items()]
 
     def log_artifact(self, path: str) -> None:
         assert Path(path).is_file()
-        self.artifacts.append(Path(path).name)
+        self.runs[self.open[-1]]["files"].append(Path(path).name)
+
+
+def log(fake: FakeMlflow, made: Report, folder: Path | None = None, key: Any = "k") -> None:
+    with logged_run("m", {"key": key}, mlflow=fake) as run:
+        run.log(made, None if folder is None else str(folder), None if folder is None else str(folder))
 
 
 @pytest.fixture(autouse=True)
 def _uri(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:9")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
 
 
 def test_nothing_is_logged_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     fake = FakeMlflow()
-    assert not log_report(report(), mlflow=fake)
-    assert fake.runs == []
+    log(fake, report())
+    assert fake.runs == {}
 
 
-def test_params_metrics_and_files_are_logged_as_one_run(tmp_path: Path) -> None:
+def test_params_metrics_tags_and_files_are_logged_as_one_run(tmp_path: Path) -> None:
     fake, made = FakeMlflow(), report(found=comparison(20))
     write_report(made, tmp_path)
-    assert log_report(made, str(tmp_path), mlflow=fake)
-    assert fake.runs == [("quickstart-135m-int4", False)]
-    assert fake.artifacts == ["report.json", "report.md", "report.html"]
-    assert fake.metrics["size_on_disk/bytes"] == 98e6
-    assert "arc_easy/acc_norm_stderr" in fake.metrics
-    assert fake.params["config.model.path"] == "models/quickstart-135m-int4"
-    assert fake.params["versions.onnxruntime"] == "1.31.1"
+    (tmp_path / "samples_arc_easy.jsonl").touch()
+    log(fake, made, tmp_path)
+    run = fake.runs["0"]
+    assert run["status"] == "FINISHED"
+    assert run["files"] == ["report.json", "report.md", "report.html", "samples_arc_easy.jsonl"]
+    assert ("size_on_disk/bytes", 0, 98e6) in run["metrics"]
+    assert "arc_easy/acc_norm_stderr" in {name for name, _, _ in run["metrics"]}
+    assert run["params"]["config.model.path"] == "models/quickstart-135m-int4"
+    assert run["tags"]["mlflow.runName"] == "quickstart-135m-int4"
+    assert run["tags"]["olive_ext.version.onnxruntime"] == "1.31.1"
+    assert run["tags"]["olive_ext.verdict"] == tags_of(made)["olive_ext.verdict"]
 
 
 def test_report_that_was_not_written_is_logged_all_the_same() -> None:
     fake = FakeMlflow()
-    assert log_report(report(), mlflow=fake)
-    assert fake.artifacts == ["report.json", "report.md", "report.html"]
+    log(fake, report())
+    assert fake.runs["0"]["files"] == ["report.json", "report.md", "report.html"]
 
 
 def test_many_params_go_in_several_requests() -> None:
     fake = FakeMlflow()
-    assert log_report(Report(metrics=(), config={f"k{n}": n for n in range(250)}), mlflow=fake)
-    assert fake.sizes == [100, 100, 50]
+    log(fake, Report(metrics=(), config={f"k{n}": n for n in range(250)}))
+    assert fake.runs["0"]["sizes"] == [100, 100, 50]
+
+
+def test_evaluations_of_a_workflow_are_children_and_their_metrics_steps_of_the_parent(tmp_path: Path) -> None:
+    fake = FakeMlflow()
+    (tmp_path / "chain.md").touch()
+    with logged_run("workflow", {}, is_parent=True, mlflow=fake) as parent:
+        parent.files += [tmp_path / "chain.md", tmp_path / "chain.json"]
+        for value in (0.5, 0.25):
+            log(fake, Report(metrics=(Metric("t", "acc", "none", value),)), key=value)
+    assert fake.runs["0"]["metrics"] == [("t/acc", 0, 0.5), ("t/acc", 1, 0.25)]
+    assert fake.runs["0"]["files"] == ["chain.md"]
+    assert [fake.runs[name]["tags"]["mlflow.parentRunId"] for name in "12"] == ["0", "0"]
+    assert fake.runs["2"]["metrics"] == [("t/acc", 0, 0.25)]
+
+
+def test_killed_workflow_goes_on_in_the_same_runs(tmp_path: Path) -> None:
+    fake = FakeMlflow()
+
+    def workflow(is_killed: bool) -> None:
+        with logged_run("workflow", {"recipe": 1}, is_parent=True, mlflow=fake):
+            log(fake, report(), key="input")
+            if is_killed:
+                raise _Killed
+            log(fake, report(), key="int4")
+
+    with pytest.raises(_Killed):
+        workflow(is_killed=True)
+    fake.runs["0"]["status"] = "RUNNING"  # as a killed process leaves it
+    workflow(is_killed=False)
+    assert [run["status"] for run in fake.runs.values()] == ["FINISHED"] * 3
+    workflow(is_killed=False)  # ended as it should: the next one is another
+    assert len(fake.runs) == 6
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+def test_run_ends_as_the_evaluation_does(error: BaseException, status: str) -> None:
+    fake = FakeMlflow()
+    with pytest.raises(type(error)), logged_run("m", {}, mlflow=fake):
+        raise error
+    assert fake.runs["0"]["status"] == status
 
 
 @pytest.mark.parametrize(
@@ -118,53 +200,12 @@ def test_numbers_that_are_not_finite_and_long_values_are_kept_out() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("server\nis down"), ImportError("No module named 'mlflow'")])
 def test_failure_is_one_warning(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert not log_report(report(), mlflow=FakeMlflow(error))
+        log(FakeMlflow(error), report())
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
 
 
 def test_environment_is_as_before() -> None:
     before = dict(os.environ)
-    log_report(report(), mlflow=FakeMlflow())
+    log(FakeMlflow(), report())
     assert dict(os.environ) == before
-
-
-@pytest.mark.other_env
-def test_real_store_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mlflow
-
-    uri = f"sqlite:///{tmp_path / 'store.db'}"
-    monkeypatch.setenv(VARIABLE, uri)
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(None)
-    made = Report(
-        metrics=(Metric("a b@c", "p@1", "x,y", 0.5, 0.1), Metric("t", "m", "none", math.nan)),
-        model={"path": "models/m"},
-        config={"tasks": ["a"], "long": "z" * 9000},
-    )
-    assert log_report(made)
-    (run,) = mlflow.MlflowClient(uri).search_runs(["0"])
-    assert run.info.run_name == "m"
-    assert run.info.status == "FINISHED"
-    assert run.data.metrics == {"a b_c/p_1": 0.5, "a b_c/p_1_stderr": 0.1}
-    names = {item.path for item in mlflow.MlflowClient(uri).list_artifacts(run.info.run_id)}
-    assert names == {"report.json", "report.md", "report.html"}
-    path = mlflow.MlflowClient(uri).download_artifacts(run.info.run_id, "report.json", str(tmp_path))
-    assert from_json(Path(path).read_text(encoding="utf-8")).model == {"path": "models/m"}
-
-
-@pytest.mark.other_env
-def test_server_that_is_gone_costs_seconds_and_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import mlflow
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{taken.getsockname()[1]}")
-    mlflow.set_tracking_uri(None)
-    begin = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="olive_ext"):
-        assert not log_report(report())
-    assert time.monotonic() - begin < 60
-    assert "the report is not in MLflow" in caplog.text

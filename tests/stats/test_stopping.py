@@ -141,11 +141,31 @@ def test_asked_documents_stand_for_their_strata() -> None:
     population, differences = answers(400, 0.1, 0.03)
     sampler = Sampler(population, WITHIN_ONE_POINT)
     sampler.update(differences[sampler.next_batch(100)])
-    documents, numbers = sampler.representation()
+    counts = sampler.representation()
+    documents, numbers = np.array(list(counts)), np.array(list(counts.values()))
     assert len(documents) == 100
     for stratum in np.unique(population.strata_N):
         members = population.strata_N == stratum
-        assert numbers[members[documents]].sum() == pytest.approx(members.sum())
+        assert numbers[members[documents]] == pytest.approx(members.sum() / members[documents].sum())
+
+
+def test_documents_drawn_by_their_positions_stand_for_all_positions() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 60, 300)
+    values = 1 / sizes  # short documents differ, and are drawn seldom
+    population = mean_population(sizes, 1.0)
+    truth, estimates = np.average(values, weights=sizes), []
+    for seed in range(200):
+        sampler = Sampler(population, Claim(0.5, "below", 0.5), seed)
+        sampler.update(values[sampler.next_batch(60)])
+        counts = sampler.representation()
+        drawn, weights = np.array(list(counts)), np.array(list(counts.values()))
+        estimates.append(np.average(values[drawn], weights=weights * sizes[drawn]))
+    error = np.std(estimates) / np.sqrt(len(estimates))
+    assert np.mean(estimates) == pytest.approx(truth, abs=3 * error)
+    assert 3 * error < 0.05 * truth
+    sampler.update(values[sampler.next_batch(300)])
+    assert list(sampler.representation().values()) == pytest.approx([1.0] * 300)
 
 
 def test_claims_of_opposite_directions_mirror_each_other() -> None:

@@ -64,7 +64,9 @@ def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> Pl
         rows.append(replace(row, past=past, tokens=(UNKNOWN_TOKEN,), is_checkpoint=False))
         sequences.append(sequence if is_live else None)
     logits_rows = tuple(LogitsRow(place, 0) for place in range(len(rows)))
-    return PlannedStep(Step(tuple(rows), logits_rows, uses_previous_tokens=True), tuple(sequences))
+    live = [(place, sequence) for place, sequence in enumerate(sequences) if sequence is not None]
+    probes = tuple((place, sequence.probe_token) for place, sequence in live)
+    return PlannedStep(Step(tuple(rows), logits_rows, probes, uses_previous_tokens=True), tuple(sequences))
 
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.scheduling.sequences import PROBE, Answer, Read, Sequence
+from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,7 @@ def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
     rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    probe = Read(int(tokens[-1]), answer, PROBE)
-    reads = {len(tokens) - 1: [probe]}
-    return Sequence(room, len(tokens), reads, generation=generation, answer=answer, rng=rng, source=source, media=media)
+    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=source, media=media)
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
-from olive_ext.engine.scheduling.finite import refuse_non_finite
+from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, Slots
@@ -34,7 +34,8 @@ class Scheduler:
         self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
     ) -> None:
         """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
-        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step."""
+        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step, `reports_non_finite`
+        to count such requests instead of raising an error."""
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
         self._is_packed = traits.batching is Batching.PACKED
@@ -53,6 +54,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
+        self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
 
@@ -125,32 +127,39 @@ class Scheduler:
         return self._slots_plan(copies)
 
     def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`."""
+        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`,
+        unless such answers are to be reported."""
         present = self._present_plan()
         step = present.step
         self._counters.steps += 1
-        refuse_non_finite(present, output, self._counters.steps)
+        wrong = NonFinite.of(output)
+        if not self.reports_non_finite:
+            wrong.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), strict=True))
-        samples = iter(output.sample_logits_KV)
+        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
+        samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         greedy = iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or sequence.has_ended:
                 if place in read_rows:
                     next(greedy)  # nobody reads it
+                    if sequence is not None:
+                        next(targets)  # the probe
                 continue
             for position in _read_positions(sequence, row):
                 best = next(greedy)
-                for read in sequence.reads.get(position, ()):
-                    number, ((_, token), logprob) = next(targets)
+                for read in sequence.reads_behind(position):
+                    number, ((_, token), logprob, is_wrong) = next(targets)
                     note = None if output.notes_T is None else output.notes_T[number : number + 1]
+                    self._counters.non_finite += is_wrong and read.answer.note_non_finite()
                     read.answer.put_score(read.target, logprob, best == token, note)
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    token = best if sequence.rng is None else sequence.draw(next(samples))
-                    self._counters.tokens_generated += sequence.append(token)
+                    drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
+                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                    self._counters.tokens_generated += sequence.append(best, drawn_from)
             if sequence.has_ended:
                 self._retire(sequence, completed)
         overlapped, self._overlapped = self._overlapped, None
@@ -265,7 +274,7 @@ class Scheduler:
                     logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
             for position in _read_positions(sequence, row):
-                reads = sequence.reads.get(position, ())
+                reads = sequence.reads_behind(position)
                 targets.extend((len(logits_rows), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
                     samples.append(len(logits_rows))

@@ -16,7 +16,8 @@ from olive_ext.engine.media import Media
 from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
 
 PROBE = -1
-"""Stands for a target's number: a token behind a prompt whose log-probability only shows that the output is finite."""
+"""Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
+taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
 
 
 class Answer:
@@ -31,6 +32,12 @@ class Answer:
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
         self.stop_id: int | None = None
+        self.is_finite = True
+
+    def note_non_finite(self) -> bool:
+        """Marks an output of the model as not finite; whether it is the answer's first."""
+        was_finite, self.is_finite = self.is_finite, False
+        return was_finite
 
     @property
     def is_complete(self) -> bool:
@@ -53,7 +60,7 @@ class Answer:
         assert self.finish_reason is not None
         assert self.is_complete
         scores = tuple(self._logprobs), tuple(self._is_greedy)
-        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes)
+        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes, self.is_finite)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,11 @@ class Sequence:
         return self.computed >= self.num_input
 
     @property
+    def probe_token(self) -> int:
+        """The input's last token, which the vocabulary has."""
+        return int(self.tokens[self.num_input - 1])
+
+    @property
     def has_ended(self) -> bool:
         """Whether its generation is complete; steps that were begun before that was known may still hold it."""
         return self.answer is not None and self.answer.finish_reason is not None
@@ -116,11 +128,29 @@ class Sequence:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
 
-    def append(self, token: int) -> bool:
-        """Takes in the next token of the generation; False where it ends that and is no part of the answer."""
+    def reads_behind(self, position: int) -> list[Read]:
+        """The scores to be read of the distribution behind `position`: with a probe where the most probable token comes
+        next. Rows to sample from are seen as a whole."""
+        reads = self.reads.get(position, [])
+        if self.rng is not None or self.answer is None or not self.wants_next(position):
+            return reads
+        return [*reads, Read(self.probe_token, self.answer, PROBE)]
+
+    def note_non_finite(self) -> bool:
+        """As `Answer.note_non_finite`, of the generation's answer."""
+        assert self.answer is not None
+        return self.answer.note_non_finite()
+
+    def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
+        """Takes in the next token of the generation, `token` or one that is drawn from `logits_V`; False where it ends
+        that and is no part of the answer."""
         generation, answer = self.generation, self.answer
         assert generation is not None
         assert answer is not None
+        if not answer.is_finite:
+            answer.finish_reason = FinishReason.NON_FINITE
+            return False
+        token = token if logits_V is None else self.draw(logits_V)
         if token in generation.stop_ids:
             answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
             return False

@@ -17,12 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.config import EngineConfig
+from olive_ext.config import ExecutionSettings
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.scheduling.step_cost import MIN_CONTEXT, MIN_TOKENS, Choice, StepCost, Target, choose, measure
+from olive_ext.engine.scheduling.step_cost import (
+    MIN_CONTEXT,
+    MIN_TOKENS,
+    TYPICAL,
+    Choice,
+    StepCost,
+    Target,
+    choose,
+    measure,
+)
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, Move, Row
 from olive_ext.model.decisions import DEFAULT_CHUNK
 
@@ -35,25 +44,28 @@ CELLS_PER_POSITION = 2
 
 @dataclass(frozen=True)
 class ScoringForm:
-    """What decides the form: the chunk size, or a measurement."""
+    """What decides the form: the chunk size, or the cost of a step, which is measured or given by a rule."""
 
-    is_measured: bool = False
+    is_open: bool = False
     reason: str = "engine.chunk_size"
+    is_measured: bool = True
 
     @classmethod
-    def of(cls, config: EngineConfig) -> ScoringForm:
-        """Measured where the settings leave both the form and the chunk size open."""
-        return cls(config.scoring != "branches" and config.chunk_size == "auto", "engine.scoring")
+    def of(cls, settings: ExecutionSettings) -> ScoringForm:
+        """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
+        is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
+        return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
 
 
 class ScoringSteps:
     """The present choice; `size` is 0 where sequences are scored one by one."""
 
     def __init__(self, chunk_size: int, form: ScoringForm, traits: Traits) -> None:
-        self._is_pinned = not (form.is_measured and traits.tree_batches)
-        self._cost: StepCost | None = None
-        size = (DEFAULT_SIZE if form.is_measured else chunk_size) if traits.tree_batches else 0
-        self._choice = Choice(size, form.reason if self._is_pinned else "not measured yet: too little work so far")
+        self._is_pinned = not (form.is_open and traits.tree_batches)
+        self._cost: StepCost | None = None if form.is_measured else TYPICAL
+        size = (DEFAULT_SIZE if form.is_open else chunk_size) if traits.tree_batches else 0
+        waiting = "not measured yet: too little work so far" if form.is_measured else "by rule: nothing scored so far"
+        self._choice = Choice(size, form.reason if self._is_pinned else waiting)
 
     @property
     def size(self) -> int:
@@ -78,7 +90,7 @@ class ScoringSteps:
         """The form, the reason, and what was measured (seconds)."""
         form = "branches" if self.size else "rows"
         facts = {"scoring": form, "scoring_step": self.size, "scoring_reason": self._choice.reason}
-        if self._cost is None:
+        if self._cost is None or self._cost is TYPICAL:
             return facts
         return {**facts, "step_cost": {f"{name}_s": seconds for name, seconds in asdict(self._cost).items()}}
 

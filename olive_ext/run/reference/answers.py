@@ -7,8 +7,8 @@ Knows no model and no session; the statistics are of `olive_ext.stats.paired_ans
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
-from olive_ext.stats.paired_answers import compare_outcomes
+from olive_ext.run.reference.observer import Weights
+from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
 _MEANS = ("mean", "nanmean")
@@ -39,6 +40,9 @@ class Answer:
 
     values: Mapping[str, float]
     text: str
+    margin: float | None = None
+    """How far the answer is from being another one: between the right choice and the best wrong one, in nats by the
+    metric's normalisation; of a single target between right and wrong, up to a constant. None of a generation."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,21 @@ class Answers:
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, Answer]
+
+    def of(self, documents: Collection[int]) -> Answers:
+        """The answers to `documents` alone."""
+        chosen = {number: answer for number, answer in self.by_document.items() if number in documents}
+        return replace(self, by_document=chosen)
+
+    def first_binary(self) -> str | None:
+        """The first metric by which every answer is right or wrong."""
+        values = {name: {item.values.get(name) for item in self.by_document.values()} for name in self.metrics}
+        return next((name for name, found in values.items() if found <= {0.0, 1.0}), None)
+
+    def right(self, metric: str) -> FloatArray:
+        """1 for every right answer and 0 for every wrong one, in the order of the documents."""
+        values = np.array([answer.values[metric] for answer in self.by_document.values()], np.float64)
+        return values if self.metrics[metric] else 1 - values
 
 
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
@@ -113,23 +132,36 @@ def _is_value(value: object) -> bool:
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> Answer:
     values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
     digest = " ".join(str(line[part]) for part in ("doc_hash", "prompt_hash", "target_hash"))
-    return Answer(digest, values, _text(task, line, next(iter(metrics), ""))[:_MAX_TEXT])
+    text, margin = _text_and_margin(task, line, next(iter(metrics), ""))
+    return Answer(digest, values, text[:_MAX_TEXT], margin)
 
 
-def _text(task: Any, line: Sample, metric: str) -> str:
+def _text_and_margin(task: Any, line: Sample, metric: str) -> tuple[str, float | None]:
     """The answer as text: of choices the one that `metric` takes for the answer, of a generation its text before any
-    filter, of a single target whether it was the most likely."""
+    filter, of a single target whether it was the most likely; and `Answer.margin`."""
     responses = [items[0] if isinstance(items, list | tuple) and items else items for items in line["resps"]]
     scores = [item[0] for item in responses if isinstance(item, tuple | list) and len(item) == 2]
-    if len(scores) == len(responses) and scores:
-        if len(scores) == 1:
-            return f"{'most likely' if responses[0][1] else 'not most likely'} ({scores[0]:.2f} nats)"
-        choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
-        length = _LENGTHS.get(metric)
-        lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
-        weighed = [score / number for score, number in zip(scores, lengths, strict=False)]
-        return choices[weighed.index(max(weighed))].strip()
-    return str(responses[0]).strip() if responses else ""
+    if not scores or len(scores) < len(responses):
+        return str(responses[0]).strip() if responses else "", None
+    if len(scores) == 1:
+        is_greedy = responses[0][1]
+        text = f"{'most likely' if is_greedy else 'not most likely'} ({scores[0]:.2f} nats)"
+        return text, scores[0] if is_greedy else -scores[0]
+    choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
+    length = _LENGTHS.get(metric)
+    lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
+    weighed = [score / number for score, number in zip(scores, lengths, strict=False)]
+    return choices[weighed.index(max(weighed))].strip(), _margin(weighed, line["target"])
+
+
+def _margin(scores: Sequence[float], target: object) -> float:
+    """Between the right choice and the best other one; between the best two where the right one has no number."""
+    ordered = sorted(scores, reverse=True)
+    if not isinstance(target, int) or not 0 <= target < len(scores):
+        return ordered[0] - ordered[1]
+    own = scores[target]
+    ordered.remove(own)
+    return abs(own - ordered[0])
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
@@ -163,16 +195,19 @@ class _Pair:
     def higher_is_better(self) -> bool:
         return self.candidate.metrics[self.metric]
 
-    def outcome(self) -> Outcome:
-        return compare_outcomes(
-            self.candidate.task,
-            self.metric,
-            self.candidate.filter,
-            self.reference_values,
-            self.candidate_values,
-            higher_is_better=self.higher_is_better,
-            matters=self.matters,
-        )
+    def outcome(self, weights: Weights | None) -> Outcome:
+        names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
+        both = self.reference_values, self.candidate_values
+        if weights is None:
+            return compare_outcomes(*names, *both, better, self.matters)
+        return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
+
+    def whole(self) -> list[float]:
+        """The reference's values of all documents, the drawn ones among them."""
+        return [item.values[self.metric] for item in self.reference.by_document.values() if self.metric in item.values]
+
+    def weights(self, weights: Weights) -> list[float]:
+        return [weights[self.candidate.task][number] for number in self.documents]
 
 
 def compare_answers(
@@ -181,30 +216,35 @@ def compare_answers(
     samples: Mapping[str, Any],
     tasks: Mapping[str, Any],
     matters: float = Comparison.matters,
+    weights: Weights | None = None,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
     task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
     `matters` the points that matter.
 
+    Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for.
+
     Raises `TaskError` where the prompts of the two runs differ.
     """
-    pairs = list(_pairs(reference, candidate, matters))
-    outcomes = [pair.outcome() for pair in pairs]
+    pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
+    outcomes = [pair.outcome(weights) for pair in pairs]
     firsts: dict[str, _Pair] = {}
     for pair, outcome in zip(pairs, outcomes, strict=True):
         if outcome.is_binary:
             firsts.setdefault(outcome.task, pair)
     if len(firsts) > 1:
-        outcomes.append(_over_all(list(firsts.values())))
+        outcomes.append(_over_all(list(firsts.values()), weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     return tuple(outcomes), tuple(flips)
 
 
-def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers], matters: float) -> Iterator[_Pair]:
+def _pairs(
+    reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
+) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
-        check_same_questions(other, own)
+        check_same_questions(other.of(own.by_document) if is_sample else other, own)
         first, second = other.by_document, own.by_document
         for metric in own.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
@@ -213,12 +253,15 @@ def _pairs(reference: Sequence[Answers], candidate: Sequence[Answers], matters: 
                 yield _Pair(other, own, metric, numbers, one, two, matters)
 
 
-def _over_all(pairs: Sequence[_Pair]) -> Outcome:
+def _over_all(pairs: Sequence[_Pair], weights: Weights | None) -> Outcome:
     """The outcome over all documents, of which a right answer counts 1 whichever direction its task's metric has."""
-    first = [_right(pair.reference_values, pair) for pair in pairs]
-    second = [_right(pair.candidate_values, pair) for pair in pairs]
-    both = np.concatenate(first), np.concatenate(second)
-    return compare_outcomes(ALL, "accuracy", "none", *both, matters=pairs[0].matters)
+    names = ALL, "accuracy", "none"
+    first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
+    second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
+    if weights is None:
+        return compare_outcomes(*names, first, second, matters=pairs[0].matters)
+    whole = np.concatenate([_right(np.array(pair.whole()), pair) for pair in pairs])
+    return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
 
 
 def _right(values: FloatArray, pair: _Pair) -> FloatArray:

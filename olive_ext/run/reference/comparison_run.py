@@ -2,6 +2,7 @@
 
     recorded   the reference alone, its distributions to disk    then the model, compared with what is there
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
+               (before the model where only some documents are to be drawn)
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
 
 Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
@@ -24,11 +25,15 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
 from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.metrics import NON_FINITE
+from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, compare_answers, read_answers
+from olive_ext.run.reference.claims import question_of
 from olive_ext.run.reference.known_answers import ReferenceScores
 from olive_ext.run.reference.observer import Generated, Observer, score_generated
+from olive_ext.run.reference.sampled_run import Drawn, SampledRun
 from olive_ext.run.sample_logs import Fields, sample_fields
 
 if TYPE_CHECKING:
@@ -49,7 +54,12 @@ class ReferenceRun:
     """lm-eval's results without the samples."""
 
     answers: list[Answers]
-    generated: list[Generated]
+    observer: Observer | None
+    """What the engine saw of the run; None of lm-eval's own models."""
+
+    @property
+    def generated(self) -> list[Generated]:
+        return [] if self.observer is None else self.observer.generated
 
 
 class Comparer:
@@ -62,6 +72,10 @@ class Comparer:
         self._seeds = seeds
         self._reference: ReferenceRun | None = None
         self._observer: Observer | None = None
+        self._non_finite = 0
+        """Requests for which the reference's output was not finite where it ran alone."""
+
+        self._drawn: Drawn | None = None
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -76,6 +90,7 @@ class Comparer:
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
+            self._non_finite = _non_finite(lm)
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
@@ -83,28 +98,50 @@ class Comparer:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
             return self._models.candidate()
-        self._observer = Observer(ReferenceScores() if self._mode == "resident" else None)
+        asks_later = self._mode == "resident" and not self.is_sampled
+        self._observer = Observer(ReferenceScores() if asks_later else None)
         lm: Any = self._models.candidate(self._observer)
         self._observer.classify_tokens(lm.session.tokenizer)
         return lm
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the model answers only as many documents as make a claim certain."""
+        return self._models.config.documents == "enough"
+
+    def run_sampled(self, lm: LM, journal: Journal | None = None) -> dict[str, Any]:
+        """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
+        all documents before, unless it has. A model of lm-eval's own has its answers in `journal`."""
+        from olive_ext.backends.journaled_lm import journaled
+
+        config, models = self._models.config, self._models
+        reference = self._reference = self._reference or self._run_resident(lm)
+        question = question_of(config.claim, reference.answers, reference.observer, reference.generated)
+        run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
+        with journaled(lm, journal) as model:
+            results, self._drawn = run.run(model, self._observer)
+        return results
+
     def finish(self, lm: LM, results: Mapping[str, Any]) -> Comparison:
         """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples."""
         reference = self._reference = self._reference or self._run_resident(lm)
-        observer = self._observer
-        if observer is not None:
+        observer, drawn = self._observer, self._drawn
+        if observer is not None and drawn is None:
             score_generated(lm, reference.generated, observer)
-        own = read_answers(results["samples"], self._tasks.tasks)
-        matters = self._models.config.matters
-        outcomes, flips = compare_answers(reference.answers, own, results["samples"], self._tasks.tasks, matters)
-        return Comparison(
+        weights = None if drawn is None else drawn.weights
+        samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
+        own = read_answers(samples, tasks)
+        outcomes, flips = compare_answers(reference.answers, own, samples, tasks, matters, weights)
+        comparison = Comparison(
             reference=self._facts(lm),
-            divergences=observer.divergences() if observer is not None else (),
+            divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
             metrics=reference.results,
             matters=matters,
+            non_finite=self._non_finite + _non_finite(lm),
         )
+        return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
     def fields(self) -> Fields:
         """What is added to the sample logs, after `finish`."""
@@ -128,7 +165,7 @@ class Comparer:
             lm, self._tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True
         )
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
-        return ReferenceRun(results, answers, observer.generated if observer is not None else [])
+        return ReferenceRun(results, answers, observer)
 
     def _facts(self, lm: LM) -> dict[str, Any]:
         reference = self._models.config.reference
@@ -156,6 +193,14 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
     else:
         mode = mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds)
+
+
+def _non_finite(lm: Any) -> int:
+    """Requests of a model, and of one resident with it, whose output was not finite."""
+    session = getattr(lm, "session", None)
+    if session is None:
+        return int(getattr(lm, "counters", {}).get(NON_FINITE, 0))
+    return sum(int(each.counters.non_finite) for each in (session, session.reference) if each is not None)
 
 
 def mode_of(models: Models, reference: ReferenceConfig) -> Mode:

@@ -5,11 +5,13 @@ Knows no engine and no lm-eval beyond the task, the document and the arguments o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.report.comparison import ALL, Divergence
@@ -27,6 +29,10 @@ from olive_ext.text.requests import (
 )
 
 Scoring: TypeAlias = ScoringRequest | RollingRequest
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+Weights: TypeAlias = Mapping[str, Mapping[int, float]]
+"""How many documents each drawn one stands for, by task and number."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Observer:
         self._classes: TokenClasses | None = None
         self._positions: dict[str, Positions] = {}
         self._generated: dict[tuple[Any, ...], Generated] = {}
+        self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
     @property
     def generated(self) -> list[Generated]:
@@ -66,10 +73,26 @@ class Observer:
                 key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images)
                 self._generated[key] = Generated(key[0], key[1], target)
-        elif output.compared is not None:
+        elif output.compared is None:
+            self._count(str(instance.task_name), int(instance.doc_id), output.token_logprobs)
+        else:
             compared = self.add_targets(instance, request, output)
             if self.scores is not None:
                 self.scores.note(instance.args, compared)
+
+    def _count(self, task: str, document: int, logprobs: Sequence[float]) -> None:
+        counts = self._alone.setdefault(task, {})
+        number, total = counts.get(document, (0, 0.0))
+        counts[document] = number + len(logprobs), total + math.fsum(logprobs)
+
+    def targets_of(self, task: str, document: int) -> tuple[int, float]:
+        """Number of the targets of a document that a model without a reference scored, and the sum of their
+        log-probabilities in nats."""
+        return self._alone.get(task, {}).get(document, (0, 0.0))
+
+    def rows(self, task: str) -> npt.NDArray[Any]:
+        """The compared targets of a task so far: `POSITION`."""
+        return self._positions.get(task, Positions()).rows
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
@@ -96,17 +119,29 @@ class Observer:
 
     def by_document(self, task: str) -> dict[int, tuple[float, int]]:
         """Mean KL in nats and number of positions of each document of a task."""
-        rows = self._positions.get(task, Positions()).rows
+        rows = self.rows(task)
         documents, places, counts = np.unique(rows["document"], return_inverse=True, return_counts=True)
         means = np.bincount(places, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
         return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
 
-    def divergences(self) -> tuple[Divergence, ...]:
-        """The divergence of each scored task, in the order of the first requests; of several tasks also over all."""
-        found = [measure_divergence(task, positions) for task, positions in self._positions.items()]
+    def divergences(self, weights: Weights | None = None) -> tuple[Divergence, ...]:
+        """The divergence of each scored task, in the order of the first requests; of several tasks also over all.
+
+        `weights` say how many documents each drawn one stands for, by task and document."""
+        parts = {task: (part, _by_row(part.rows, task, weights)) for task, part in self._positions.items()}
+        found = [measure_divergence(task, *part) for task, part in parts.items()]
         if len(found) > 1:
-            found.append(measure_divergence(ALL, Positions.joined(self._positions.values())))
+            together = Positions.joined(part for part, _ in parts.values())
+            found.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
         return tuple(item for item in found if item is not None)
+
+
+def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> FloatArray:
+    if weights is None:
+        return np.ones(len(rows))
+    numbers, places = np.unique(rows["document"], return_inverse=True)
+    found: FloatArray = np.array([weights[task][int(number)] for number in numbers], np.float64)[places]
+    return found
 
 
 def _parts(request: Scoring) -> tuple[Prompt, Text]:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import olive_ext
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Generation, Request, Sampling
+from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import NonFiniteError
 from tests.engine.fake_runner import FakeRunner
-from tests.exports import genai_export
+from tests.exports import genai_export, hf_model
 
 
 class BrokenRunner(FakeRunner):
@@ -69,6 +70,60 @@ def test_logits_to_sample_from_that_are_not_finite_stop_the_generation() -> None
     sampled = Generation(4, sampling=Sampling(temperature=1.0))
     with pytest.raises(NonFiniteError, match=r"request 0: .*a logit is NaN or infinite"):
         _engine(np.nan, in_samples=True).run([Request((1, 2), 0, sampled)])
+
+
+class LateRunner(FakeRunner):
+    """Gives NaN for every target of a step whose rows begin behind `first` positions or later."""
+
+    first = 4
+
+    def _execute(self, step: Step) -> StepOutput:
+        output = super()._execute(step)
+        if step.rows[0].past < self.first:
+            return output
+        return replace(output, target_logprobs=np.full_like(output.target_logprobs, np.nan))
+
+
+@pytest.mark.parametrize("async_decode", [False, True])
+def test_nan_that_begins_late_in_a_greedy_text_stops_it(async_decode: bool) -> None:
+    engine = Engine(LateRunner(2, Batching.RANGE, async_decode=async_decode), 4)
+    with pytest.raises(NonFiniteError, match=r"request [01]: .* behind 5 tokens"):
+        engine.run([Request((1, 2), 0, Generation(9)), Request((1, 3), 0, Generation(9))])
+
+
+def test_reported_requests_are_counted_once_and_the_others_are_what_they_are_alone() -> None:
+    runner = BrokenRunner(2, Batching.RANGE)
+    engine = Engine(runner, 4, reports_non_finite=True)
+    sound, broken = Request((1, 2, 0, 1), 2), Request((2, 3, 3, 3), 3)
+    results = engine.run([sound, broken])
+    assert engine.counters.non_finite == 1
+    assert np.isnan(results[1].logprobs).all()
+    assert results[0] == Engine(FakeRunner(2, Batching.RANGE), 4).run([sound])[0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+def test_reported_generation_ends_where_its_output_is_not_finite(sampling: Sampling) -> None:
+    runner = BrokenRunner(2, Batching.RANGE)
+    runner.in_samples = True
+    engine = Engine(runner, 4, reports_non_finite=True)
+    (result,) = engine.run([Request((1, 3), 0, Generation(4, sampling=sampling))])
+    assert (result.tokens, result.finish_reason, engine.counters.non_finite) == ((), FinishReason.NON_FINITE, 1)
+
+
+def test_genai_and_hf_references_with_nan_stop_the_run(broken: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(hf_model("llama"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    shutil.copytree(hf_model("llama"), tmp_path / "hf")
+    model.save_pretrained(tmp_path / "hf")
+    whole = genai_export("llama")
+    reference = {"model": str(tmp_path / "hf"), "kind": "hf"}
+    with olive_ext.open(whole, reference=reference) as session, pytest.raises(NonFiniteError, match="KL divergence"):
+        session.loglikelihood([([5, 6, 7], [8, 9])])
+    with pytest.raises(NonFiniteError, match="tried as it opens"):
+        olive_ext.open(whole, reference={"model": str(broken), "engine": {"runtime": "genai"}})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, NonFiniteError
 
 MAX_DEVIATION = 0.05
 """Part of the logits' own spread by which they may differ between two ways to feed the same tokens. Kernels for one and
@@ -82,7 +82,8 @@ def find_traits(
     `may_rewind` is False where a rewind is known to go wrong only later (a cache that drops old positions).
     `window_size` is that of a model whose inputs have a fixed length; `tokens` are as many at least. Its generators
     count the padding of their last window as tokens: nothing can follow, and trying may end the process (0.14.1 and
-    0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right.
+    0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right, and
+    `NonFiniteError` for logits that are NaN or +inf.
     """
     trial = _Trial(new_generator, list(tokens[:NUM_TOKENS]), logits_name)
     continues = Continues.NOT if window_size else trial.continues()
@@ -100,6 +101,8 @@ class _Trial:
         self._is_refused = False
         generator = self._fed(tokens)
         self._expected_V = _last(generator)
+        if not (self._expected_V < np.inf).all():  # no comparison of such logits tells anything
+            raise NonFiniteError(f"the model's output behind {len(tokens)} tokens, tried as it opens, is not finite")
         self.returns_all_rows = len(self._rows(generator)) == len(tokens)
 
     def continues(self) -> Continues:

@@ -1,0 +1,120 @@
+"""Evaluates as many documents as make a claim certain: draws, batches of lm-eval, and the weights of what was drawn.
+
+The reference has answered all documents before. Knows no mode of a reference and no kind of model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.report.comparison import Certainty
+from olive_ext.run.reference.answers import read_answers
+from olive_ext.run.reference.claims import Batch, Document, Question
+from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
+from olive_ext.stats.stopping import Decision, Sampler
+
+if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The documents that were drawn, and what they make certain."""
+
+    weights: Weights
+    certainty: Certainty
+
+
+class SampledRun:
+    """One candidate's run over drawn documents; the same seed and reference draw the same first batch for all."""
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        tasks: LoadedTasks,
+        seeds: Seeds,
+        question: Question,
+        generated: Sequence[Generated],
+        progress: bool,
+    ) -> None:
+        from olive_ext.backends.chosen_documents import ChosenDocuments
+
+        self._config = config
+        self._tasks = tasks
+        self._chosen = ChosenDocuments(tasks)
+        self._seeds = seeds
+        self._question = question
+        self._generated = generated
+        self._progress = progress
+
+    def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Drawn]:
+        """lm-eval's results over the documents drawn, with samples, and the draws. `observer` sees the model's
+        positions."""
+        from olive_ext.backends.chosen_documents import AnsweredRequests
+
+        sampler = Sampler(self._question.population, self._question.claim, self._config.seed or 0)
+        samples: dict[str, list[Any]] = defaultdict(list)
+        quick = self._config.model_copy(update={"bootstrap_iters": 0})
+        while not samples or sampler.verdict == "open":
+            documents = [self._question.documents[place] for place in sampler.next_batch().tolist()]
+            found = self._evaluate(lm, quick, documents)["samples"]
+            self._score_generated(lm, documents, observer)
+            answers = read_answers(found, self._tasks.tasks)
+            sampler.update(self._question.values(Batch(documents, answers, observer)))
+            for task, lines in found.items():
+                samples[task] += lines
+        drawn = self._drawn(sampler)
+        everything = [(task, number) for task, numbers in drawn.weights.items() for number in numbers]
+        return self._evaluate(AnsweredRequests(lm, samples), self._config, everything), drawn
+
+    def _evaluate(self, lm: LM, config: EvaluationConfig, documents: Sequence[Document]) -> dict[str, Any]:
+        from olive_ext.backends.lm_eval_run import run_tasks
+
+        tasks = self._chosen.of(_by_task(documents))
+        return run_tasks(lm, tasks, config, seeds=self._seeds, progress=self._progress, log_samples=True)
+
+    def _score_generated(self, lm: LM, documents: Sequence[Document], observer: Observer | None) -> None:
+        if observer is not None:
+            wanted = set(documents)
+            score_generated(lm, [item for item in self._generated if (item.task_name, item.doc_id) in wanted], observer)
+
+    def _drawn(self, sampler: Sampler) -> Drawn:
+        weights: dict[str, dict[int, float]] = defaultdict(dict)
+        for place, weight in sampler.representation().items():
+            task, number = self._question.documents[place]
+            weights[task][number] = weight
+        return Drawn(weights, _certainty(self._config.claim, sampler.decision(), weights))
+
+
+def _by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for task, number in documents:
+        found[task].append(number)
+    return found
+
+
+def _certainty(certain: Certain, decision: Decision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
+    numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
+    assert decision.verdict != "open"
+    estimate, low, high = decision.estimate, decision.low, decision.high
+    if certain.metric == "top1_agreement":  # asked as disagreement
+        estimate, low, high = 1 - estimate, 1 - high, 1 - low
+    return Certainty(
+        metric=certain.metric,
+        side=certain.side,
+        bound=certain.bound,
+        confidence=certain.confidence,
+        verdict=decision.verdict,
+        estimate=estimate,
+        low=low,
+        high=high,
+        num_evaluated=decision.num_evaluated,
+        num_documents=decision.num_documents,
+        sample=hashlib.sha256(numbers.encode()).hexdigest()[:16],
+    )

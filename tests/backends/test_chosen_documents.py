@@ -1,0 +1,79 @@
+"""lm-eval over some documents: their prompts are those of the whole task, and its aggregation is of them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.backends.chosen_documents import AnsweredRequests, ChosenDocuments
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.config import EvaluationConfig
+from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
+from tests.backends.reference import model
+from tests.run.duo import NetSession
+
+RANDOM_SHOTS = CHOICE.replace("tiny_choice", "tiny_shots") + "fewshot_split: test\nnum_fewshot: 2\n"
+TASKS = [*NAMES, "tiny_shots"]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
+    folder = write_tasks(tmp_path_factory.mktemp("tasks"))
+    Path(folder, "tiny_shots.yaml").write_text(RANDOM_SHOTS)
+    return load_tasks(["tiny_generate", "tiny_shots", "tiny_group"], str(folder), Seeds())
+
+
+def run(lm: Any, tasks: LoadedTasks) -> Any:
+    config = EvaluationConfig.parse({"model": {"path": "m"}, "tasks": TASKS, "bootstrap_iters": 0})
+    return run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tasks: LoadedTasks) -> Any:
+    return run(OrtLM(session=NetSession(model())), tasks)
+
+
+def lines(results: Any, task: str) -> dict[tuple[int, str], Any]:
+    return {(line["doc_id"], line["filter"]): line for line in results["samples"].get(task, ())}
+
+
+def test_documents_keep_their_prompts_numbers_and_answers(tasks: LoadedTasks, whole: Any) -> None:
+    chosen, lm = ChosenDocuments(tasks), OrtLM(session=NetSession(model()))
+    for documents in ({"tiny_shots": [4, 1], "tiny_generate": [5]}, {name: [2] for name in TASKS}):
+        found = run(lm, chosen.of(documents))
+        assert set(found["samples"]) == set(documents)
+        for task, numbers in documents.items():
+            own = lines(found, task)
+            assert {number for number, _ in own} == set(numbers)
+            for key, line in own.items():
+                same = lines(whole, task)[key]
+                for name in ("arguments", "resps", "filtered_resps", "doc_hash", "prompt_hash", *line["metrics"]):
+                    assert line[name] == same[name], (task, key, name)
+
+
+def test_shots_of_a_document_are_others_when_it_comes_first(tasks: LoadedTasks, whole: Any) -> None:
+    """Why requests are built once: lm-eval itself gives other prompts to a document that it evaluates alone."""
+    prompts = [line["arguments"][0][0] for line in lines(whole, "tiny_shots").values()]
+    assert len({prompt.partition("\n\n")[0] for prompt in prompts}) > 1
+
+
+def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, whole: Any) -> None:
+    chosen = ChosenDocuments(tasks)
+    everything = {task: range(6) for task in tasks.tasks}
+    lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
+    found = run(lm, chosen.of(everything))
+    assert found["results"] == whole["results"]
+    assert found["samples"].keys() == whole["samples"].keys()
+    assert found["n-samples"] == whole["n-samples"]
+
+
+def test_aggregates_are_of_the_chosen_documents(tasks: LoadedTasks, whole: Any) -> None:
+    lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
+    found = run(lm, ChosenDocuments(tasks).of({"tiny_choice": [0, 3, 5]}))
+    values = [lines(whole, "tiny_choice")[number, "none"]["acc"] for number in (0, 3, 5)]
+    assert found["results"]["tiny_choice"]["acc,none"] == pytest.approx(sum(values) / 3)
+    assert found["n-samples"]["tiny_choice"] == {"original": 6, "effective": 3}

@@ -1,0 +1,87 @@
+"""What may be asked to be certain, and what a claim means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from olive_ext.config import Certain, EvaluationConfig, WorkflowSettings
+from olive_ext.errors import ConfigError
+
+
+def config(**values: Any) -> EvaluationConfig:
+    given = {"model": {"path": "m"}, "tasks": ["a"], "reference": "r", "documents": "enough"}
+    return EvaluationConfig.parse({**given, **values})
+
+
+@pytest.mark.parametrize(
+    ("given", "side", "bound", "distance"),
+    [
+        ({"within": 0.01}, "above", -0.01, 0.01),
+        ({"above": -0.02}, "above", -0.02, 0.02),
+        ({"below": -0.05}, "below", -0.05, 0.05),
+        ({"metric": "kl_mean", "within": 0.1}, "below", 0.1, 0.1),
+        ({"metric": "kl_mean", "above": 0.2}, "above", 0.2, 0.2),
+        ({"metric": "top1_agreement", "within": 0.05}, "above", 0.95, 0.05),
+        ({"metric": "top1_agreement", "above": 0.9}, "above", 0.9, 0.1),
+    ],
+)
+def test_claim_has_a_side_and_a_distance(given: dict[str, Any], side: str, bound: float, distance: float) -> None:
+    claim = Certain.parse(given)
+    assert claim.side == side
+    assert (claim.bound, claim.distance) == pytest.approx((bound, distance))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"documents": "some"}, "'documents' = 'some': give \"all\" or \"enough\""),
+        ({"reference": None}, "'documents' = 'enough' needs 'reference'"),
+        ({"limit": 10}, "'limit' = 10 cannot go with 'documents' = 'enough'"),
+        ({"documents": "all", "certain": {"within": 0.01}}, "'certain' needs 'documents' = 'enough'"),
+        ({"certain": {}}, "certain: give one of 'within', 'above' and 'below', not none"),
+        ({"certain": {"within": 0.01, "below": 1}}, "not within and below"),
+        ({"certain": {"metric": "kl_mean", "below": 0}}, "'below' = 0 is the value of a model that equals"),
+        ({"certain": {"metric": "acc", "within": 0.01}}, "'certain.metric' = 'acc': give \"accuracy_difference\""),
+        ({"certain": {"within": -0.01}}, "'certain.within' = -0.01: give a number above 0"),
+        (
+            {"certain": {"within": 0.01, "confidence": 95}},
+            "'certain.confidence' = 95: give a number from 0.5 to below 1",
+        ),
+    ],
+)
+def test_what_cannot_be_certain_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config(**given)
+    assert message in str(raised.value)
+
+
+def test_claim_without_words_is_the_loss_that_matters() -> None:
+    assert config().claim == Certain(within=0.01)
+    assert config(matters=2.5).claim == Certain(within=0.025)
+
+
+def settings(*bounds: Any, **values: Any) -> WorkflowSettings:
+    given = {"tasks": ["a"], "reference": "r", "documents": "enough", "require": list(bounds)}
+    return WorkflowSettings.parse({**given, **values}, "evaluators.mine")
+
+
+def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
+    size = {"metric": "size_on_disk", "max": 1e9}
+    assert settings(size, {"metric": "kl_mean", "max": 0.05}).claim == Certain(metric="kl_mean", below=0.05)
+    assert settings({"metric": "accuracy_difference", "min": -0.02, "task": "all"}).claim == Certain(above=-0.02)
+    assert settings(size).claim == Certain(within=0.01)
+    given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
+    assert given.claim == Certain(within=0.03)
+
+
+def test_several_bounds_need_a_word_on_which_decides() -> None:
+    bounds = ({"metric": "kl_mean", "max": 0.05}, {"metric": "accuracy_difference", "min": -0.01})
+    with pytest.raises(ConfigError, match=r"decides one bound, 'require' has several: name one in 'certain'"):
+        settings(*bounds)
+
+
+def test_wrong_bound_is_told_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"'evaluators\.mine\.require\.0' = 3: give a mapping"):
+        settings(3)

@@ -1,0 +1,186 @@
+"""Evaluations that stop: on two tiny torch models, against the evaluation of all documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import TaskError
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.metrics import comparison_metrics, read_metrics
+from olive_ext.report.sampled import sampled_metrics
+from olive_ext.report.verdict import verdict
+from olive_ext.run.reference.comparison_run import Comparer, Mode
+from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
+from tests.backends.reference import model
+from tests.run.duo import TwoModels, perturbed
+
+COUNT = 160
+MANY = """
+def many(**_):
+    rows = [{"question": " ".join(WORDS[(7 * n + k) %% 14] for k in range(3 + n %% 5)), "answer": n %% 3,
+             "choices": [f" {WORDS[(n + k) %% 14]}{n %% 11}" for k in range(3)], "text": WORDS[n %% 14]}
+            for n in range(%d)]
+    return {"test": datasets.Dataset.from_list(rows)}
+"""
+MODES: tuple[Mode, ...] = ("recorded", "resident", "answers")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
+    return _tasks(tmp_path_factory.mktemp("tasks"), "many_choice")
+
+
+def _tasks(folder: Path, *names: str) -> LoadedTasks:
+    write_many(write_tasks(folder))
+    return load_tasks(list(names), str(folder), Seeds())
+
+
+def write_many(folder: Path) -> None:
+    """Adds the task `many_choice` of `COUNT` documents, whose shots are drawn anew for each, to those in `folder`."""
+    (folder / "local.py").write_text(LOADER + MANY % COUNT)
+    many = CHOICE.replace("tiny_choice", "many_choice").replace("local.load", "local.many")
+    (folder / "many_choice.yaml").write_text(many + "fewshot_split: test\nnum_fewshot: 1\n")
+
+
+class Run:
+    """One evaluation, as `evaluate` makes it."""
+
+    def __init__(self, tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> None:
+        given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": list(tasks.tasks)}
+        config = EvaluationConfig.parse({**given, "bootstrap_iters": 0, **settings})
+        models = TwoModels(candidate, config)
+        comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
+        comparer.prepare()
+        lm: Any = comparer.open()
+        self.asked: Counter[Any] = Counter()
+        ask = lm.session.loglikelihood
+
+        def counted(requests: Any, on_result: Any = None) -> Any:
+            self.asked.update((*request.context, -1, *request.target) for request in requests)
+            return ask(requests, on_result=on_result)
+
+        lm.session.loglikelihood = counted
+        if comparer.is_sampled:
+            self.results = comparer.run_sampled(lm)
+        else:
+            self.results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
+        self.comparison: Comparison = comparer.finish(lm, self.results)
+        metrics = sampled_metrics(read_metrics(self.results), self.comparison, self.results)
+        self.metrics = {(item.task, item.metric): item for item in (*metrics, *comparison_metrics(self.comparison))}
+
+
+def enough(tasks: LoadedTasks, mode: Mode, noise: float, **certain: Any) -> Run:
+    return Run(tasks, mode, perturbed(noise), documents="enough", certain=certain)
+
+
+@pytest.fixture(scope="module")
+def whole(tasks: LoadedTasks) -> Run:
+    return Run(tasks, "recorded", perturbed(0.6))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mode) -> None:
+    found = enough(tasks, mode, 0.6, within=0.2)
+    certainty = found.comparison.certainty
+    assert certainty is not None
+    truth = whole.metrics[ALL, "accuracy_difference"].value
+    assert certainty.verdict == ("kept" if truth >= -0.2 else "broken")
+    assert certainty.low <= truth <= certainty.high
+    assert 0 < certainty.num_evaluated < certainty.num_documents == COUNT
+    lines = found.results["samples"]["many_choice"]
+    assert len({line["doc_id"] for line in lines}) == len(lines) == certainty.num_evaluated
+    assert found.results["n-samples"]["many_choice"]["effective"] == certainty.num_evaluated
+    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 %)"
+    assert verdict(found.comparison).line.startswith(line)
+
+
+def test_modes_draw_the_same_documents(tasks: LoadedTasks) -> None:
+    recorded, resident = (enough(tasks, mode, 0.6, within=0.2) for mode in ("recorded", "resident"))
+    assert recorded.comparison.certainty == resident.comparison.certainty
+    assert recorded.comparison.divergences == resident.comparison.divergences
+    assert recorded.metrics == resident.metrics
+
+
+def test_document_is_asked_as_in_the_whole_run_and_once(tasks: LoadedTasks, whole: Run) -> None:
+    found = enough(tasks, "recorded", 0.6, within=0.2)
+    assert found.asked.keys() < whole.asked.keys()
+    assert all(count <= whole.asked[request] for request, count in found.asked.items())
+
+
+def test_claim_at_the_truth_needs_all_documents_and_gives_the_whole_runs_numbers(
+    tasks: LoadedTasks, whole: Run
+) -> None:
+    truth = whole.metrics[ALL, "accuracy_difference"].value
+    found = enough(tasks, "recorded", 0.6, above=truth + 1e-9 if truth == 0 else truth)
+    certainty = found.comparison.certainty
+    assert certainty is not None
+    assert certainty.num_evaluated == COUNT
+    assert certainty.estimate == pytest.approx(truth)
+    for key, metric in whole.metrics.items():
+        if key[1] not in ("accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"):
+            assert found.metrics[key].value == pytest.approx(metric.value, rel=1e-9), key
+
+
+def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: LoadedTasks, whole: Run) -> None:
+    kl, agreement = (whole.metrics[ALL, name].value for name in ("kl_mean", "top1_agreement"))
+    below = enough(tasks, "recorded", 0.6, metric="kl_mean", below=2 * kl).comparison.certainty
+    above = enough(tasks, "resident", 0.6, metric="top1_agreement", above=agreement / 2).comparison.certainty
+    assert below is not None
+    assert above is not None
+    assert (below.verdict, above.verdict) == ("kept", "kept")
+    assert below.low <= kl <= below.high
+    assert above.low <= agreement <= above.high
+    assert below.num_evaluated < COUNT
+    assert above.num_evaluated < COUNT
+    assert "KL below" in below.sentence()
+    assert "top-1 agreement above" in above.sentence()
+
+
+def test_scores_of_drawn_documents_stand_for_all(tasks: LoadedTasks, whole: Run) -> None:
+    found = enough(tasks, "recorded", 0.6, within=0.2)
+    errors = []
+    for name in ("acc", "acc_norm"):
+        own, true = found.metrics["many_choice", name], whole.metrics["many_choice", name]
+        assert (own.n, own.num_population, own.is_estimate) == (found.comparison.certainty.num_evaluated, COUNT, True)  # type: ignore[union-attr]
+        assert own.documents.endswith("of 160")
+        assert own.stderr is not None
+        errors.append((own.value - true.value) / own.stderr)
+    assert np.abs(errors).max() < 4
+    outcome = next(item for item in found.comparison.outcomes if item.metric == "acc")
+    assert outcome.reference == next(item for item in whole.comparison.outcomes if item.metric == "acc").reference
+
+
+def test_tasks_without_right_answers_are_refused_for_accuracy(tmp_path: Path) -> None:
+    tasks = _tasks(tmp_path, "tiny_choice", "tiny_rolling")
+    with pytest.raises(TaskError, match="task 'tiny_rolling' has no answers that are right or wrong"):
+        enough(tasks, "recorded", 0.1, within=0.01)
+
+
+def test_distributions_cannot_be_claimed_of_models_without_them(tasks: LoadedTasks) -> None:
+    with pytest.raises(TaskError, match="'kl_mean': distributions are compared on this package's engine only"):
+        enough(tasks, "answers", 0.1, metric="kl_mean", below=0.1)
+
+
+def test_generations_count_as_positions(tmp_path: Path) -> None:
+    tasks = _tasks(tmp_path, "tiny_generate", "tiny_rolling")
+    whole = Run(tasks, "recorded", perturbed(0.6))
+    found = enough(tasks, "resident", 0.6, metric="kl_mean", below=whole.metrics[ALL, "kl_mean"].value)
+    assert found.comparison.certainty is not None
+    for own, true in zip(found.comparison.divergences, whole.comparison.divergences, strict=True):
+        assert own.num_positions == true.num_positions
+        assert own.kl.mean == pytest.approx(true.kl.mean)
+
+
+def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
+    found = Run(tasks, "resident", model(), documents="enough", certain={"within": 0.1})
+    assert found.comparison.certainty is not None
+    assert found.comparison.certainty.verdict == "kept"
+    assert found.comparison.certainty.num_evaluated < COUNT

@@ -1,0 +1,100 @@
+"""A model with NaN in a part of its vocabulary: the run stops by name, or it counts requests and no gate holds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from olive_ext.backends.hf import open_hf
+from olive_ext.config import Bound, EvaluationConfig
+from olive_ext.errors import NonFiniteError
+from olive_ext.report import Report
+from olive_ext.report.verdict import verdict
+from olive_ext.run import evaluate
+from olive_ext.run.bounds import broken_bounds
+from olive_ext.workflow.metric_results import broken_in, to_metric_result
+from tests.backends.local_tasks import write_tasks
+from tests.backends.reference import instances, model
+from tests.check.tiny import put_model
+from tests.text.tiny import byte_level
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_model(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def broken(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NaN in the embedding of the last token of " on": what comes behind it has no distribution."""
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("broken") / "model"))
+    graph = onnx.load(folder / "model.onnx")
+    tensor = next(found for found in graph.graph.initializer if found.name == "embedding")
+    values = numpy_helper.to_array(tensor).copy()
+    token = byte_level().encode(" on", add_special_tokens=False)[-1]
+    values[token] = np.nan
+    tensor.CopyFrom(numpy_helper.from_array(values, "embedding"))
+    onnx.save(graph, folder / "model.onnx")
+    return folder
+
+
+def run(path: Path, tmp_path: Path, **values: object) -> Report:
+    tasks = {"tasks": ["tiny_choice", "tiny_generate"], "include_path": str(write_tasks(tmp_path / "tasks"))}
+    given = {"model": {"path": str(path)}, "max_length": 64, "bootstrap_iters": 0, **tasks, **values}
+    return evaluate(EvaluationConfig.parse(given))
+
+
+def test_run_stops_by_name(broken: Path, tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"request \d+: .* is not finite .*--verify.*'non_finite' = \"report\""):
+        run(broken, tmp_path)
+
+
+def test_reported_requests_are_counted_and_no_bound_holds(broken: Path, whole: Path, tmp_path: Path) -> None:
+    report = run(broken, tmp_path, non_finite="report")
+    (counted,) = (metric for metric in report.metrics if metric.task == "non_finite")
+    assert counted.value == report.engine["non_finite"] > 0
+    bounds = [Bound(metric="tiny_choice/acc", min=-1.0), Bound(metric="tiny_choice/acc_norm", min=-1.0)]
+    line = f"{int(counted.value)} requests had no finite output: no metric can be trusted"
+    assert broken_bounds(bounds, report.metrics) == [line]
+    assert broken_in(to_metric_result(report), bounds) == [line]
+    sound = run(whole, tmp_path)
+    assert sound.engine["non_finite"] == 0
+    assert broken_bounds(bounds, sound.metrics) == []
+
+
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_comparison_of_reported_requests_cannot_tell(broken: Path, whole: Path, tmp_path: Path, mode: str) -> None:
+    for path, other in ((broken, whole), (whole, broken)):
+        reference = {"path": str(other), "mode": mode, "records_dir": str(tmp_path / "records")}
+        report = run(path, tmp_path, non_finite="report", reference=reference)
+        assert report.comparison is not None
+        found = verdict(report.comparison)
+        assert (found.kind, "requests" in found.line) == ("cannot_tell", True)
+        assert broken_bounds([Bound(metric="tiny_choice/acc", min=-1.0)], report.metrics)
+
+
+def test_hugging_face_baseline_stops_or_counts() -> None:
+    import copy
+
+    import torch
+
+    net = copy.deepcopy(model())
+    with torch.no_grad():
+        net.model.embed_tokens.weight[7] = torch.nan
+        net.lm_head.weight.data = net.lm_head.weight.data.clone()
+    text = byte_level(True).decode([7], skip_special_tokens=False)
+    asked = instances("loglikelihood", [(text, "the"), ("the", text)])
+    texts = instances("generate_until", [(text, {"until": [], "max_gen_toks": 2, "do_sample": False})])
+    stops = open_hf(net, tokenizer=byte_level(True).hf)
+    for ask, requests in ((stops.loglikelihood, asked), (stops.generate_until, texts)):
+        with pytest.raises(NonFiniteError, match="the Hugging Face model's output is not finite"):
+            ask(requests, disable_tqdm=True)
+    counts = open_hf(net, tokenizer=byte_level(True).hf, reports_non_finite=True)
+    counts.loglikelihood(asked, disable_tqdm=True)
+    counts.generate_until(texts, disable_tqdm=True)
+    assert counts.counters["non_finite"] == 2

@@ -1,0 +1,63 @@
+"""Two evaluations of one model give the same bytes, whatever a measurement would have chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import olive_ext
+from olive_ext.config import EvaluationConfig
+from olive_ext.engine.scheduling.tree_batch import ScoringForm
+from olive_ext.report.report import to_json
+from olive_ext.run import evaluate
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.exports import genai_export
+
+
+def _requests() -> list[tuple[list[int], list[int]]]:
+    """Enough work to be measured: 60 documents behind one stem, three answers each."""
+    rng = np.random.default_rng(0)
+    stem = rng.integers(5, 300, 40).tolist()
+    documents = [stem + rng.integers(5, 300, 40).tolist() for _ in range(60)]
+    return [(document, rng.integers(5, 300, 4).tolist()) for document in documents for _ in range(3)]
+
+
+def test_every_call_of_a_deterministic_session_gives_the_same_bytes() -> None:
+    requests = _requests()
+    with olive_ext.open(genai_export("llama"), deterministic=True) as session:
+        first, again = (session.loglikelihood(requests) for _ in range(2))
+        facts = session.describe_execution()
+        session.loglikelihood(requests[5:90])
+        third = session.loglikelihood(requests)
+    assert [output.token_logprobs for output in first] == [output.token_logprobs for output in again]
+    assert [output.token_logprobs for output in first] == [output.token_logprobs for output in third]
+    assert (facts["deterministic"], facts["scoring"], "step_cost" in facts) == (True, "branches", False)
+    assert facts["scoring_reason"].startswith("by rule: ")
+
+
+def test_first_call_of_another_session_differs_because_the_stem_is_not_resident_yet() -> None:
+    with olive_ext.open(genai_export("llama"), engine={"scoring": "rows"}) as session:
+        scores = [[out.token_logprobs for out in session.loglikelihood(_requests()[:6])] for _ in range(3)]
+        session.gc()
+        forgotten = [out.token_logprobs for out in session.loglikelihood(_requests()[:6])]
+    assert scores[1] == scores[2]
+    assert forgotten == scores[0]
+
+
+def test_evaluations_are_equal_byte_by_byte(tmp_path: Path) -> None:
+    def run() -> Any:
+        values = {"tasks": NAMES, "include_path": str(write_tasks(tmp_path)), "bootstrap_iters": 10}
+        return evaluate(EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, **values}))
+
+    first, second = run(), run()
+    assert to_json(first.metrics) == to_json(second.metrics)
+    assert first.model["deterministic"] is True
+
+
+def test_evaluations_choose_by_rule_unless_they_are_told_to_measure() -> None:
+    values = {"model": {"path": "m"}, "tasks": ["a"]}
+    by_default = EvaluationConfig.parse(values).opening()
+    wanted = EvaluationConfig.parse({**values, "deterministic": False}).opening()
+    assert [ScoringForm.of(settings).is_measured for settings in (by_default, wanted)] == [False, True]
