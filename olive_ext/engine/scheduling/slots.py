@@ -62,6 +62,15 @@ class Slots:
         return len(self._busy) < self.num_slots
 
     @property
+    def is_idle(self) -> bool:
+        """Whether none is taken."""
+        return not self._busy
+
+    def num_free(self, wanted: set[int]) -> int:
+        """Free slots that are not `wanted`."""
+        return self.num_slots - len(self._busy | wanted)
+
+    @property
     def capacity(self) -> int:
         """Positions of a slot."""
         return int(self._tokens_SP.shape[1])
