@@ -18,7 +18,6 @@ from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 
-
 SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
 """Four answers behind one context."""
 
@@ -65,6 +64,19 @@ def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int)
     requests = [Request(tokens, 0, Generation(8)) for tokens in prompts]
     assert_runs_as_oracle(Engine(runner, 64), [requests])
     assert len(runner.steps) == num_steps
+
+
+@pytest.mark.parametrize("num_slots", [3, 8, 16])
+@pytest.mark.parametrize("batching", [Batching.ALIKE, Batching.PACKED])
+def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batching: Batching, num_slots: int) -> None:
+    """More contexts than slots, in steps of many rows."""
+    draw = random.Random(11)
+    stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(20, 60))] for _ in range(6)]
+    ends = [[draw.randrange(VOCAB) for _ in range(draw.randint(3, 9))] for _ in range(40)]
+    requests = [Request((*draw.choice(stems), *end), 2) for end in ends]
+    engine = Engine(FakeRunner(num_slots, batching, can_rewind=False, row_mix=RowMix(pasts=True, prompts=True)), 256)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.tokens_fed <= 1.02 * engine.counters.tokens_distinct
 
 
 @pytest.mark.parametrize(

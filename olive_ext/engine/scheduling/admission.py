@@ -70,10 +70,12 @@ class Admission:
 
     def _has_slot(self, sequence: Sequence, wanted: set[int]) -> bool:
         """Whether there is a slot that may be overwritten; that of the parent whose last child this is, too."""
-        parent, spare = sequence.parent, self._slots.num_free(wanted)
-        if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
-            spare += 1
-        return spare > 0 and (not sequence.num_children or 2 * len(wanted) < self._slots.num_slots)
+        parent = sequence.parent
+        is_last = parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent
+        if is_last and parent is not None:
+            wanted = wanted - {parent.slot}
+        is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
+        return is_kept and self._slots.num_free(wanted) > 0
 
     def _is_prefix_due(self, sequence: Sequence) -> bool:
         """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""

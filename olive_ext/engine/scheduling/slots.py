@@ -16,7 +16,7 @@ from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
 MIN_COPY = 16
-"""Positions that a copy from a busy slot must save, unless it costs nothing; below that feeding the tokens costs less than the copy."""
+"""Positions that a copy from a busy slot must save: feeding fewer costs less than the copy."""
 
 
 @dataclass(frozen=True)
