@@ -28,7 +28,7 @@ FLOORS = {
         ["backends"],
         ["run"],
         ["workflow", "check"],
-        ["bench"],
+        ["bench", "jobs"],
         ["cli"],
     ],
     "olive_ext.engine": [

@@ -46,7 +46,13 @@ class ReferenceConfig(ModelConfig):
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
     keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
-    fit in the free memory and neither speed nor memory is to be measured."""
+    fit in the free memory and neither speed nor memory is to be measured; in a workflow with "input_model" it is
+    "recorded", so that the input model is asked once, for its own row and for all output models."""
+
+    export: Annotated[Literal["auto", "never"], BeforeValidator(word)] = "auto"
+    """"auto" runs a Hugging Face model on the CPU as an ONNX export in fp32, which is made once for its content, kept
+    in the user's cache, and trusted where it scores 20 requests as transformers do; what cannot be exported runs on
+    transformers. "never" always runs it there. A Hugging Face model as the evaluated one goes the same way."""
 
     records_dir: str | None = None
     """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
@@ -108,6 +114,10 @@ class EvaluationSettings(ExecutionSettings):
     model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
     package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
+
+    baseline: Annotated[Literal["auto", "lm_eval"], BeforeValidator(word)] = "auto"
+    """What runs a Hugging Face model as the evaluated one: "auto" this package's engine in float32
+    (`reference.export`), "lm_eval" lm-eval's own backend, as `model_args` do, which are that backend's."""
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""

@@ -22,6 +22,7 @@ from olive_ext.engine.reference.tap import ResidentTap, Tap
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
+from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
@@ -159,8 +160,12 @@ def open_parts(model: ResolvedModel) -> Parts:
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
     opened = open_runner(model)
     kind = opened.runner.traits.source_kind
-    start = read_start(files.directory, files.genai_config) if kind is not None else None
-    encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
+    start = read_start(tokenizer, files.directory, files.genai_config) if kind is not None else None
+    encoding = None
+    if start is not None and kind is not None:
+        source, takes_features = opened.runner.traits.source, kind is SourceKind.FEATURES
+        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        encoding = Encoding(takes_features, start, sound)
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
     return Parts(model, opened, tokenizer, stop_ids, encoding, media)
 

@@ -247,6 +247,8 @@ class Session:
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
+                if len(converted.requests) > 1:
+                    raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
                 in_flight[number] = (key, converted)
                 yield number, converted.requests[0]
 

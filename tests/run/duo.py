@@ -15,6 +15,7 @@ import torch
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import EvaluationConfig
 from olive_ext.engine.requests import Request, Result
+from olive_ext.run.clock import Clock
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session
@@ -120,14 +121,18 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    other = SimpleNamespace(kind="onnx")
+    other = given_reference = SimpleNamespace(kind="onnx")
     progress = False
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config
+        self.clock = Clock()
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
+
+    def export_note(self, path: str) -> dict[str, str]:
+        return {}
 
     def reference(self, observer: Observer | None) -> Any:
         self.opened.append("reference")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
+from olive_ext.text.conversion import decoder_tokens
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -77,7 +78,7 @@ class OrtLM(CompletePairs):
         self.kind = "onnx" if self.resolved is None else self.resolved.kind
         self.max_gen_toks = given.max_gen_toks
         self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
-        self._media = TaskMedia(given, self._session.media)
+        self._media = TaskMedia(given, self._session)
         self.MULTIMODAL = self._media.is_taken
         own = self._session.tokenizer
         self._text = Tokenizer(
@@ -166,11 +167,16 @@ class OrtLM(CompletePairs):
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
         try:
             return [
-                (one.args, *(self._encode_pair(*pair) if pair[1] else ([], [])), self._media.images(one.args))
+                (one.args, *(self._pair(*pair) if pair[1] else ([], [])), self._media.given(one.args))
                 for one, pair in zip(requests, pairs, strict=True)
             ]
         finally:
             self._encoded = {}
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self._media.takes_sound:
+            return self._prompt(context), self._text.encode_answer(continuation)
+        return self._encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
@@ -201,10 +207,12 @@ class OrtLM(CompletePairs):
         self.session.loglikelihood(asked, on_result=take, names=names)
         return answers
 
-    def _scoring(self, context: Sequence[int], target: Sequence[int], images: tuple[Any, ...] = ()) -> ScoringRequest:
+    def _scoring(
+        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
+    ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
-        if self._encoding is None:
-            return ScoringRequest(context, target, images=images)
+        if self._encoding is None or self._media.takes_sound:
+            return ScoringRequest(context, target, **(given or {}))
         return ScoringRequest("", target, source=context)
 
     @known_answers_first
@@ -251,19 +259,27 @@ class OrtLM(CompletePairs):
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
             settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
-            images = self._media.images(request.args)
-            key = json.dumps([context, gen_kwargs, [id(image) for image in images]], default=str)
+            media = self._media.given(request.args)
+            key = json.dumps(
+                [context, gen_kwargs, [id(item) for items in media.values() for item in items]], default=str
+            )
             repeat = repeats[key] if settings.is_sampled else 0
             repeats[key] += 1
             if (key, repeat) not in wanted:
-                prompt = self.tok_encode(self._media.prompt(request.args)) or [self.prefix_token_id]
+                prompt = self._prompt(self._media.prompt(request.args))
                 stops = self._thinking.stops(settings.until)
-                asked = replace(settings.request(prompt, self.max_length, repeat, stops), images=images)
-                if self._encoding is not None:
+                asked = replace(settings.request(prompt, self.max_length, repeat, stops), **media)
+                if self._encoding is not None and not self._media.takes_sound:
                     asked = replace(asked, prompt="", source=prompt)
                 wanted[key, repeat] = PendingGeneration(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
+
+    def _prompt(self, context: str) -> list[int]:
+        """The tokens of a context; for a model of speech those that its decoder begins with."""
+        if self._encoding is not None and self._media.takes_sound:
+            return decoder_tokens(self._text, context, self._encoding)
+        return self.tok_encode(context) or [self.prefix_token_id]
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval puts into its results' `config`: the model's digest, versions, and how the session runs it."""

@@ -6,6 +6,7 @@ reference log-prob cache. Knows no graph and no tokenizer. Axes: R logits rows o
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -112,6 +113,7 @@ class ResidentTap(Tap):
         self._reference.residency = candidate.residency
         self._divergence = divergence
         self._owed: tuple[Step, ...] = ()
+        self._seconds = 0.0
 
     @property
     def host_bytes(self) -> int:  # type: ignore[override]
@@ -163,7 +165,9 @@ class ResidentTap(Tap):
         owed, self._owed = (*self._owed, step), ()
         copies = tuple(copy for one in owed for copy in one.copies)
         moves = tuple(move for one in owed for move in one.moves)
+        begin = time.perf_counter()
         reference = self._reference.run(replace(step, copies=copies, moves=moves))
+        self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:
             return notes_T
@@ -178,7 +182,7 @@ class ResidentTap(Tap):
         return notes_T
 
     def describe(self) -> Mapping[str, Any]:
-        return {"reference": {"mode": "resident", **self._reference.describe()}}
+        return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}
 
     def release_memory(self) -> None:
         self._reference.release_memory()

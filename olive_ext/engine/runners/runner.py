@@ -11,7 +11,7 @@ from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
-from olive_ext.model.types import SourceKind
+from olive_ext.model.types import SourceKind, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ class Traits:
 
     source_kind: SourceKind | None = None
     """What the encoder takes; None where there is none."""
+
+    source: TensorSpec | None = None
+    """The encoder's input, where the runner knows it."""
 
 
 class Capacity(NamedTuple):

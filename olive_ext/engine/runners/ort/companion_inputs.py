@@ -118,6 +118,7 @@ class Encoder:
         open_graph: Callable[[bytes], ort.InferenceSession],
     ) -> None:
         self.kind = spec.kind
+        self.source = spec.source
         self.num_runs = 0
         self._session = session
         self._cross = cross

@@ -80,6 +80,7 @@ class OrtRunner(Runner):
                 async_decode=head.async_decode,
                 tree_batches=parts.shared_prefix is not None,
                 source_kind=encoder.kind if encoder is not None else None,
+                source=encoder.source if encoder is not None else None,
             )
         )
         self.device = place.device
