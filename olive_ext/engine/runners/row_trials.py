@@ -27,7 +27,7 @@ def find_row_mix(
     runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
 ) -> RowMix | None:
     """How far rows of one step must be alike, and None where they give other numbers together than alone. Rows with
-    fewer positions than others are filled up behind or, after `pad_in_front(True)`, in front: what is right stays set."""
+    fewer positions than others are filled up behind or, after `pad_in_front(True)`, in front, which stays set."""
     rng = np.random.default_rng(0)
     first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
     trial = _Trial(runner, (first, second), chunk_size)

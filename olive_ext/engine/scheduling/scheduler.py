@@ -11,13 +11,14 @@ and tokens are taken in when it is read. Knows no runner.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import NonFinite
+from olive_ext.engine.scheduling.next_rows import next_rows, together
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, Slots
@@ -111,7 +112,7 @@ class Scheduler:
         has_room = self.slots.has_free or len(ready) < len(running)
         if not ready or is_prompt_due or (self.num_waiting and has_room):
             return None
-        chosen = self._alike([(s, 1) for s in ready]) if self._is_alike else ready[: self._most_rows]
+        chosen = together(ready, self._traits, self.limit)
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
         if not is_same or not all(present.has(sequence) for sequence in chosen):
@@ -176,11 +177,6 @@ class Scheduler:
         return self._tree_batches.num_waiting if self._tree_batches else 0
 
     @property
-    def _most_rows(self) -> int:
-        """Rows of a step that decodes."""
-        return 1 if self._traits.batching is Batching.SINGLE else self.limit
-
-    @property
     def _most_tokens(self) -> int:
         """Tokens of inputs in a step."""
         return min(self.limit, self._chunk_size)
@@ -212,8 +208,8 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to all
-        where those that are alike share steps."""
+        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to
+        all where those that are alike share steps."""
         pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
@@ -225,37 +221,11 @@ class Scheduler:
             copies += [copy] if copy else []
         return tuple(copies)
 
-    def _rows(self) -> list[tuple[Sequence, Row]]:
-        """The rows of the next step: those that decode, and inputs; or one input alone; or those that are alike."""
-        ready = [sequence for sequence in self._running.values() if sequence.pending]
-        if self._is_alike:
-            rows_of = {sequence.slot: self._row(sequence, self._most_tokens) for sequence in ready}
-            chosen = self._alike([(sequence, len(rows_of[sequence.slot].tokens)) for sequence in ready])
-            return [(sequence, rows_of[sequence.slot]) for sequence in chosen]
-        inputs = [sequence for sequence in ready if sequence.pending > 1]
-        if inputs and not self._is_packed:
-            return [(inputs[0], self._row(inputs[0], self._most_tokens))]
-        rows = [(one, self._row(one, 1)) for one in ready if one.pending == 1][: self._most_rows]
-        room = self._most_tokens - len(rows)
-        for sequence in inputs:
-            if room > 0 or not rows:
-                rows.append((sequence, self._row(sequence, room)))
-                room -= len(rows[-1][1].tokens)
-        return rows
-
-    def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
-        """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come
-        first."""
-        groups: dict[Hashable, list[Sequence]] = {}
-        for sequence, number in ready:
-            group = self._traits.row_mix.group(sequence.computed, number, sequence.source)
-            groups.setdefault((sequence.slot,) if group is None else group, []).append(sequence)
-        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
-        return max(inputs or groups.values(), key=len)[: self.limit]
-
     def _slots_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
         """The next rows, and idle ones where the runner needs them."""
-        rows = {sequence.slot: (sequence, row) for sequence, row in self._rows()}
+        ready = [sequence for sequence in self._running.values() if sequence.pending]
+        chosen = next_rows(ready, self._traits, self._most_tokens, self.limit)
+        rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
         filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
@@ -291,17 +261,6 @@ class Scheduler:
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
-
-    def _row(self, sequence: Sequence, most: int) -> Row:
-        """The sequence's next tokens, up to `most` of them where it may be split."""
-        start, stop = sequence.computed, sequence.end
-        if self._traits.chunked_prefill:
-            stop = min(stop, start + most)
-        if not self._traits.can_rewind:
-            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
-        is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
-        tokens = tuple(sequence.tokens[start:stop].tolist())
-        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
