@@ -49,6 +49,8 @@ FLOORS = {
         ["media_encoder"],
         ["head", "capture", "companion_inputs"],
         ["ort_runner", "first_non_finite"],
+        ["packing"],
+        ["opener"],
         ["opening"],
     ],
     "olive_ext.engine.reference": [["kernels"], ["tap"], ["recorded"]],

@@ -46,14 +46,16 @@ class EngineConfig(Strict):
     many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
-    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
-    are scored what has been measured to cost least on the opened model."""
+    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device; on
+    the CPU 256 for a prompt, and for texts that are scored what has been measured to cost least on the opened model."""
 
-    scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
-    """How texts that are scored share a step. "branches" makes tree batches: many texts behind their common prefix in
-    one step. "rows" computes one text after the other. "auto" takes the one that has been measured to be faster on the
-    opened model, and "rows" where tree batches are impossible (on any device but the CPU, and with the shape buckets
-    of `shapes` or `graph_capture`) or where activations are rounded to few bits (the numbers would differ by that
+    scoring: Annotated[Literal["auto", "branches", "packed", "rows"], BeforeValidator(word)] = "auto"
+    """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common
+    prefix in one step. "packed" fills steps with the tokens of many texts and prompts on CUDA and WebGPU, where
+    attention over a paged cache takes the place of the graph's. "rows" computes one text after the other. "auto" is
+    "packed" where that is possible and agrees with the graph's attention when the model is opened; on the CPU it takes
+    of the other two what has been measured to be faster on the opened model. It is "rows" with the shape buckets of
+    `shapes` or `graph_capture`, and where activations are rounded to few bits (the numbers would differ by that
     rounding); the execution's `scoring` names the choice."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
@@ -100,8 +102,8 @@ class EngineConfig(Strict):
         """Refuses settings that need shape buckets together with settings that need steps of any shape."""
         few = [f"'{name}' = true" for name in ("strict_shapes", "graph_capture") if getattr(self, name)]
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
-        if few and self.scoring == "branches":
-            raise ValueError(f"{few[0]} excludes 'scoring' = \"branches\", whose steps have any shape")
+        if few and self.scoring in ("branches", "packed"):
+            raise ValueError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
         if few and self.decode_ahead is True:
             raise ValueError(f"{few[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host")
         if self.strict_shapes and self.shapes == "any":

@@ -21,7 +21,7 @@ from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.next_rows import next_rows, together
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
-from olive_ext.engine.scheduling.slots import MIN_COPY, Slots
+from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
 from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
 
@@ -46,7 +46,7 @@ class Scheduler:
             capacity.positions,
             traits.can_rewind,
             has_blocks=self._is_packed or self._is_alike,
-            min_copy=1 if self._is_alike else MIN_COPY,
+            min_copy={Batching.PACKED: MIN_FORK, Batching.ALIKE: 1}.get(traits.batching, MIN_COPY),
         )
         self._traits = traits
         self._chunk_size = chunk_size

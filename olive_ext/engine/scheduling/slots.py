@@ -15,8 +15,9 @@ import numpy as np
 from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
-MIN_COPY = 16
-"""Positions that a copy from a busy slot must save: feeding fewer costs less than the copy."""
+MIN_COPY, MIN_FORK = 16, 4
+"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
+is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
 
 
 @dataclass(frozen=True)
