@@ -76,6 +76,7 @@ DOORS = {
     "PIL": ["olive_ext.media.pictures"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
+    "ray": ["olive_ext.session.workers.ray_worker"],
     "mlflow": ["olive_ext.run.mlflow_log"],
     "jinja2": ["olive_ext.report.html.render", "olive_ext.text.tokenizer", "olive_ext.backends.*"],
     "matplotlib": ["olive_ext.report.html.svg", "olive_ext.bench.picture"],
