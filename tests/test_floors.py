@@ -42,7 +42,7 @@ FLOORS = {
         ["engine"],
         ["opening"],
     ],
-    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["ort", "genai", "hf"]],
+    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement"],

@@ -154,7 +154,7 @@ class Opener:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept)
+        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept, self.helper)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
         """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
