@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,9 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.runners.ort.media_encoder import FeatureGraph, MediaEncoder
 from olive_ext.errors import ModelError, OliveExtError
-from olive_ext.graph.standalone_graphs import StackedTensor
+from olive_ext.graph.standalone_graphs import StackedTensor, fold_graph
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.types import EmbeddingSpec, SourceKind, TensorSpec
@@ -59,7 +59,12 @@ class Embedding:
     """
 
     def __init__(
-        self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device, encoders: Sequence[MediaEncoder]
+        self,
+        session: ort.InferenceSession,
+        spec: EmbeddingSpec,
+        device: Device,
+        encoders: Sequence[MediaEncoder],
+        open_graph: Callable[[bytes], ort.InferenceSession],
     ) -> None:
         self._session = session
         self._spec = spec
@@ -68,6 +73,8 @@ class Embedding:
         self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
         taken = {encoder.spec.feature for encoder in encoders}
         self._unused = [tensor for tensor in spec.features if tensor not in taken]
+        self._open_graph = open_graph
+        self._folds: dict[int, FeatureGraph] = {}
 
     def check(self, media: Media) -> None:
         """Raises `OliveExtError` for items that there is no encoder of."""
@@ -80,8 +87,11 @@ class Embedding:
         """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
         place of some, and binds them as inputs of the decoder."""
         binding = self._session.io_binding()
+        num_tokens, num_rows = len(layout.tokens_N), len(layout.past_B)
+        # The graph counts placeholders from the beginning of each row, and features are counted over all rows.
+        is_folded = bool(layout.features) and num_rows > 1 and len(self._spec.inputs[0].tensor.shape) == 2
+        layout = replace(layout, past_B=layout.past_B[:1]) if is_folded else layout
         self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        num_tokens = len(layout.tokens_N)
         for modality, encoder in self._encoders.items():
             encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality], num_tokens)
         for tensor in self._unused:
@@ -90,7 +100,14 @@ class Embedding:
             binding.bind_output(name, self._device.kind, self._device.index)
         self._session.run_with_iobinding(binding)
         for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
-            decoder.bind_ortvalue_input(name, value)
+            decoder.bind_ortvalue_input(name, self._fold(value, num_rows) if is_folded else value)
+
+    def _fold(self, value: ort.OrtValue, num_rows: int) -> ort.OrtValue:
+        """[B, S, H] of what was computed as one row."""
+        elem_type = value.element_type()
+        if elem_type not in self._folds:
+            self._folds[elem_type] = FeatureGraph(self._open_graph(fold_graph(elem_type)), self._device)
+        return self._folds[elem_type].run({"x": value}, rows=num_rows)
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs each encoder on its `items`."""

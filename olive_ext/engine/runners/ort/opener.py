@@ -115,7 +115,7 @@ class Opener:
         opened = [
             MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
         ]
-        return Embedding(self._from_memory(proto, file), read, device, opened)
+        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
 
     def _of_encoders(self) -> Opener:
         """The opener of encoders of pictures and sound, which may have a provider of their own."""
