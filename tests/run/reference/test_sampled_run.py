@@ -63,9 +63,9 @@ class Run:
         self.asked: Counter[Any] = Counter()
         ask = lm.session.loglikelihood
 
-        def counted(requests: Any, on_result: Any = None) -> Any:
+        def counted(requests: Any, on_result: Any = None, **options: Any) -> Any:
             self.asked.update((*request.context, -1, *request.target) for request in requests)
-            return ask(requests, on_result=on_result)
+            return ask(requests, on_result=on_result, **options)
 
         lm.session.loglikelihood = counted
         if comparer.is_sampled:
