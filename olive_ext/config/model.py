@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word, word
+from olive_ext.config.workers import Workers
 from olive_ext.errors import ConfigError
 
 ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
@@ -26,6 +27,8 @@ _LIKE_THE_CANDIDATE = (
     "max_length",
     "non_finite",
     "deterministic",
+    "isolation",
+    "workers",
 )
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
@@ -89,6 +92,10 @@ class EngineConfig(Strict):
     adapters: list[str] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
+
+    encoder_provider: Word | None = None
+    """Execution provider of the encoders of pictures and sound, where it is not the decoder's: exporters give encoders
+    operators that some providers lack. Their features are then copied to the decoder's device."""
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
@@ -169,6 +176,15 @@ class ExecutionSettings(Strict):
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
+
+    isolation: Annotated[Literal["auto", "process", "none"], BeforeValidator(word)] = "auto"
+    """"process" runs the model in a worker process, which is started again where it crashes, hangs or is killed: that
+    costs the chunk of requests in flight. "auto" is "process" in a workflow and on the command line, except where
+    `peak_memory` is measured, and "none" elsewhere; the environment's OLIVE_EXT_ISOLATION overrules it. lm-eval's
+    Hugging Face baseline is always in this process."""
+
+    workers: Workers | None = None
+    """Runs the model on several workers, on this machine or a Ray cluster: how many, or a mapping."""
 
 
 class OpenSettings(ExecutionSettings):

@@ -14,6 +14,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
+from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.workflow.current_run import with_reference
@@ -54,7 +55,9 @@ def measure(
             config = config.model_copy(update={"device": torch_device(config.device, device)})
             if asked_tasks(config) and (config.baseline == "lm_eval" or config.model_args or is_changed(handler)):
                 lm = open_baseline(handler, config)
-        return evaluate(config, lm=lm, progress=True)
+        report = evaluate(config.as_job(), lm=lm, progress=True)
+        check_complete(report, config.on_error)
+        return report
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:

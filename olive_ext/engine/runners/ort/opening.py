@@ -25,8 +25,10 @@ from olive_ext.engine.runners.ort.opener import Opener
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
+from olive_ext.engine.runners.row_trials import find_row_mix
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
+from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import with_full_length_kv
 from olive_ext.graph.attention_trial import AttentionTrial
@@ -117,8 +119,11 @@ def _runner(
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
-    if isinstance(kv, ReturnedKv) and parts.encoder is None:
-        chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+    if isinstance(kv, ReturnedKv):
+        if parts.encoder is None:
+            chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+        if spec.is_splittable and num_slots > 1:
+            _batch_rows(runner, kv, spec, chunk_size)
     if trials is not None and (problem := against_packed_steps(runner, trials)):
         runner.close()
         raise NotPagedError(problem)
@@ -126,6 +131,17 @@ def _runner(
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
     return OpenedRunner(with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes), chunk_size)
+
+
+def _batch_rows(runner: OrtRunner, kv: ReturnedKv, spec: DecoderSpec, chunk_size: int) -> None:
+    """Lets steps have several rows, as far as these must be alike. An encoder-decoder is not tried, because its encoder
+    would have to run: its rows are behind equally many positions, and masks hide what fills up a source."""
+    if spec.cross:
+        mix: RowMix | None = RowMix(prompts=True, continued=True, sources=bool(spec.cross.masks))
+    else:
+        mix = find_row_mix(runner, spec.vocab_size, chunk_size, kv.pad_in_front)
+    if mix is not None:
+        runner.traits = replace(runner.traits, batching=Batching.ALIKE, row_mix=mix)
 
 
 def _facts(model: ResolvedModel) -> dict[str, Any]:
