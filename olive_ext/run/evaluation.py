@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
@@ -99,6 +99,16 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
     return report
 
 
+def check_complete(report: Report, on_error: str) -> None:
+    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    if report.missing and on_error == "stop":
+        first = report.missing[0]
+        raise RunError(
+            f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
+            f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
+        )
+
+
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
     asked_tasks(config)
@@ -167,6 +177,9 @@ def _report(
         hardware=describe_hardware(),
         engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
+        missing=tuple(
+            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
+        ),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         comparison=comparison,
     )

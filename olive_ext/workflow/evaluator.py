@@ -14,6 +14,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
+from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import Names
@@ -59,7 +60,9 @@ def measure(
             if asked_tasks(config) and (config.baseline == "lm_eval" or config.model_args or is_changed(handler)):
                 lm = open_baseline(handler, config)
         names = Names(name_of(path), "the input model" if is_input else None)
-        return evaluate(config, lm=lm, progress=True, names=names)
+        report = evaluate(config.as_job(), lm=lm, progress=True, names=names)
+        check_complete(report, config.on_error)
+        return report
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
