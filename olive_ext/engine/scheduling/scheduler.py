@@ -19,12 +19,11 @@ from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
+from olive_ext.engine.scheduling.rows import IDLE_TOKEN, next_row, read_positions
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
 from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
-
-IDLE_TOKEN = 0
 
 
 class Scheduler:
@@ -39,7 +38,14 @@ class Scheduler:
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
         self._is_packed = traits.batching is Batching.PACKED
-        self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind, has_blocks=self._is_packed)
+        self._row_group = traits.row_group
+        self.slots = Slots(
+            capacity.num_slots,
+            capacity.positions,
+            traits.can_rewind,
+            has_blocks=self._is_packed,
+            row_group=self._row_group,
+        )
         self._traits = traits
         self._chunk_size = chunk_size
         self._counters = counters
@@ -140,7 +146,7 @@ class Scheduler:
                     if sequence is not None:
                         next(targets)  # the probe
                 continue
-            for position in _read_positions(sequence, row):
+            for position in read_positions(sequence, row):
                 best = next(greedy)
                 for read in sequence.reads_behind(position):
                     number, ((_, token), logprob, is_wrong) = next(targets)
@@ -176,7 +182,8 @@ class Scheduler:
     @property
     def _most_tokens(self) -> int:
         """Tokens of inputs in a step."""
-        return min(self.limit, self._chunk_size)
+        most = min(self.limit, self._chunk_size)
+        return max(self._row_group, most - most % self._row_group)
 
     def _committed(self, planned: PlannedStep) -> PlannedStep:
         """`planned`, which is to be run before any other step: what it feeds counts as computed and resident."""
@@ -191,7 +198,7 @@ class Scheduler:
                 self._release(sequence)
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            sequence.computed += len(row.tokens)
+            sequence.computed = min(sequence.computed + len(row.tokens), sequence.end)
             if row.cells_P is None and not sequence.pending and sequence.generation is None:
                 self._release(sequence)
         return planned
@@ -249,7 +256,7 @@ class Scheduler:
                 if reads_idle:
                     logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
-            for position in _read_positions(sequence, row):
+            for position in read_positions(sequence, row):
                 reads = sequence.reads_behind(position)
                 targets.extend((len(logits_rows), read.token) for read in reads)
                 if sequence.rng is not None and sequence.wants_next(position):
@@ -269,15 +276,7 @@ class Scheduler:
         return list(range(slots[0], slots[-1] + 1))
 
     def _row(self, sequence: Sequence, most: int) -> Row:
-        """The sequence's next tokens, up to `most` of them where it may be split."""
-        start, stop = sequence.computed, sequence.end
-        if self._traits.chunked_prefill:
-            stop = min(stop, start + most)
-        if not self._traits.can_rewind:
-            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
-        is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
-        tokens = tuple(sequence.tokens[start:stop].tolist())
-        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
+        return next_row(sequence, most, self._traits, self.slots.capacity)
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
@@ -289,12 +288,3 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.slot]
         self.slots.release(sequence.slot)
-
-
-def _read_positions(sequence: Sequence, row: Row) -> list[int]:
-    """Positions of the row's tokens whose distribution is read, in order."""
-    last = row.past + len(row.tokens) - 1
-    found = {position for position in sequence.reads if row.past <= position <= last}
-    if sequence.wants_next(last):
-        found.add(last)
-    return sorted(found)
