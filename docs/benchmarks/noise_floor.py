@@ -90,7 +90,9 @@ def main() -> None:
         same = np.concatenate([one.argmax(-1) == other.argmax(-1) for one, other in pairs])
         ids = [np.array(one[1:]) for one in tokens]
         scored = [np.abs((a - b)[np.arange(len(t)), t]).max() for (a, b), t in zip(pairs, ids, strict=True) if len(t)]
-        print(f"| {name} | {cost.mean():.2e} | {floor.mean():.2e} | {same.mean():.2%} | {max(scored):.3f} |", flush=True)
+        print(
+            f"| {name} | {cost.mean():.2e} | {floor.mean():.2e} | {same.mean():.2%} | {max(scored):.3f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

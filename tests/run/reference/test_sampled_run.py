@@ -11,12 +11,13 @@ import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import Bound, EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
@@ -184,3 +185,18 @@ def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
     assert found.comparison.certainty is not None
     assert found.comparison.certainty.verdict == "kept"
     assert found.comparison.certainty.num_evaluated < COUNT
+
+
+@pytest.mark.parametrize(
+    ("metric", "side", "bounds"),
+    [("accuracy_difference", "above", (-0.3, 0.3)), ("kl_mean", "below", (3.0, 1e-4)), ("top1_agreement", "above", (0.1, 0.999))],
+)  # fmt: skip
+def test_bounds_are_judged_as_the_claim_was_decided(
+    tasks: LoadedTasks, metric: str, side: str, bounds: tuple[float, float]
+) -> None:
+    for bound, verdict in zip(bounds, ("kept", "broken"), strict=True):
+        found = enough(tasks, "resident", 0.6, metric=metric, **{side: bound})
+        assert found.comparison.certainty is not None
+        assert found.comparison.certainty.verdict == verdict
+        required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
+        assert bool(broken_bounds([required], list(found.metrics.values()))) == (verdict == "broken")
