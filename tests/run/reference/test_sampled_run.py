@@ -64,9 +64,9 @@ class Run:
         self.asked: Counter[Any] = Counter()
         ask = lm.session.loglikelihood
 
-        def counted(requests: Any, on_result: Any = None) -> Any:
+        def counted(requests: Any, **options: Any) -> Any:
             self.asked.update((*request.context, -1, *request.target) for request in requests)
-            return ask(requests, on_result=on_result)
+            return ask(requests, **options)
 
         lm.session.loglikelihood = counted
         if comparer.is_sampled:
@@ -189,14 +189,18 @@ def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "side", "bounds"),
-    [("accuracy_difference", "above", (-0.3, 0.3)), ("kl_mean", "below", (3.0, 1e-4)), ("top1_agreement", "above", (0.1, 0.999))],
-)  # fmt: skip
+    [
+        ("accuracy_difference", "above", (-0.3, 0.3)),
+        ("kl_mean", "below", (3.0, 1e-4)),
+        ("top1_agreement", "above", (0.1, 0.999)),
+    ],
+)
 def test_bounds_are_judged_as_the_claim_was_decided(
     tasks: LoadedTasks, metric: str, side: str, bounds: tuple[float, float]
 ) -> None:
-    for bound, verdict in zip(bounds, ("kept", "broken"), strict=True):
+    for bound, expected in zip(bounds, ("kept", "broken"), strict=True):
         found = enough(tasks, "resident", 0.6, metric=metric, **{side: bound})
         assert found.comparison.certainty is not None
-        assert found.comparison.certainty.verdict == verdict
+        assert found.comparison.certainty.verdict == expected
         required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
-        assert bool(broken_bounds([required], list(found.metrics.values()))) == (verdict == "broken")
+        assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "broken")
