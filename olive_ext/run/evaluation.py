@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
-from olive_ext.report import Report, write
+from olive_ext.errors import ConfigError, RunError
+from olive_ext.report import Metric, Report, write
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
@@ -53,27 +52,23 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
 
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
-    tasks = load_tasks(names, config.include_path, seeds) if names else None
+    with models.clock.phase("tasks"):
+        tasks = load_tasks(names, config.include_path, seeds) if names else None
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
     with PeakMemory() as memory:
-        begin = time.monotonic()
         opened = None
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
         journal = models.keep_answers(model) if model is not None else None
         try:
-            loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds, journal, comparer)
-            seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
-            report = _report(models, model, results, seconds, memory.bytes)
-            if comparer is not None and model is not None:
-                comparison = comparer.finish(model, results)
-                own = [metric for metric in report.metrics if metric.task != NON_FINITE]
-                metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
-                report = replace(report, metrics=metrics, comparison=comparison)
+            with models.clock.phase("candidate"):
+                results = _run(models, model, tasks, seeds, journal, comparer)
+            peak_memory = memory.bytes
+            comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
+            report = _report(models, model, results, peak_memory, comparison)
         finally:
             if lm is not None and hasattr(lm, "session"):
                 lm.session.keep_answers(None)
@@ -85,10 +80,20 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
     return report
 
 
+def check_complete(report: Report, on_error: str) -> None:
+    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    if report.missing and on_error == "stop":
+        first = report.missing[0]
+        raise RunError(
+            f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
+            f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
+        )
+
+
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
     task_folders(config.include_path)
-    for model in (models.own, models.other) if config.reference is not None else (models.own,):
+    for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
         if model.kind == "onnx":
             _ = model.providers
 
@@ -123,7 +128,7 @@ def _run(
 
 
 def _report(
-    models: Models, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
+    models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
     from olive_ext.backends.package_versions import versions
 
@@ -137,24 +142,33 @@ def _report(
         size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
-        seconds=seconds["seconds"] - seconds["seconds_load"],
+        seconds=models.clock.spent("candidate"),
     )
+    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
+    if comparison is not None:
+        own = [metric for metric in metrics if metric.task != NON_FINITE]
+        metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
     return Report(
-        metrics=(*read_metrics(results), *costs),
+        metrics=metrics,
         results={name: value for name, value in results.items() if name != "samples"},
         model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions(),
         hardware=describe_hardware(),
-        engine={**counters, **seconds},
+        engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
+        missing=tuple(
+            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
+        ),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        comparison=comparison,
     )
 
 
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
-    kind = models.own.kind if lm is None else getattr(lm, "kind", "hf")
-    identity = {"path": models.config.model.path, "kind": kind}
+    path = models.config.model.path
+    kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
+    identity = {"path": path, "kind": kind, **models.export_note(path)}
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

@@ -120,7 +120,8 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
             raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
     place = str(Path(path).resolve()) if Path(path).exists() else path
     name = config.get("onnx_file_name") if kind == "onnx" else None
-    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name})
+    mode = "recorded" if reference.mode == "auto" and kind == "hf" else reference.mode
+    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name, "mode": mode})
 
 
 def _refusal(problem: str) -> ConfigError:

@@ -51,11 +51,17 @@ def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
     return EvaluationConfig.parse(values)
 
 
-def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
-    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments."""
+def is_changed(model: Any) -> bool:
+    """Whether the handler loads another model than the one in its folder or under its name."""
+    return bool(getattr(model, "adapter_path", None) or getattr(model, "load_kwargs", None))
+
+
+def open_baseline(model: Any, config: EvaluationConfig) -> Any:
+    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments, on the
+    torch device that `config` names."""
     from olive_ext.backends.hf import open_hf
 
-    place = torch_device(config.device, device)
+    place = config.device
     loaded = model.load_model(cache_model=False).eval().to(place)
     return open_hf(
         loaded,

@@ -47,7 +47,7 @@ def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
     tokenizer.chat_template = {"plain": "P {{ messages[0].content }}", "loud": "L {{ messages[0].content }}"}
     named = SimpleNamespace(load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
     config = hf_config(handler, settings(apply_chat_template="loud"))
-    baseline = open_baseline(named, config, Device.CPU)
+    baseline = open_baseline(named, config.model_copy(update={"device": "cpu"}))
     with chosen_template(baseline, config.apply_chat_template):
         assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
@@ -151,12 +151,22 @@ def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
         torch_device("gpux", Device.CPU)
 
 
-def test_baseline_is_evaluated_with_the_handlers_own_model() -> None:
+def test_baseline_of_lm_eval_is_evaluated_with_the_handlers_own_model() -> None:
     fake = Evaluate()
-    report = measure(HfModelHandler(str(hf_model("llama"))), settings(), device=Device.CPU, evaluate=fake)
+    model = HfModelHandler(str(hf_model("llama")))
+    report = measure(model, settings(baseline="lm_eval"), device=Device.CPU, evaluate=fake)
     assert report is REPORT
     assert fake.lms[0].model.config.model_type == "llama"
     assert fake.configs[0].model.kind == "hf"
+
+
+def test_plain_baseline_goes_the_references_way_and_a_changed_one_is_the_handlers() -> None:
+    fake, path = Evaluate(), str(hf_model("llama"))
+    measure(HfModelHandler(path), settings(), device=Device.CPU, evaluate=fake)
+    assert fake.lms == [None]
+    assert (fake.configs[0].model.path, fake.configs[0].device) == (path, "cpu")
+    measure(HfModelHandler(path, load_kwargs={"dtype": "float32"}), settings(), device=Device.CPU, evaluate=fake)
+    assert fake.lms[1].model.config.model_type == "llama"
 
 
 @pytest.mark.parametrize(

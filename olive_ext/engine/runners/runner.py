@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.types import SourceKind, TensorSpec
 
@@ -22,6 +22,9 @@ class Traits:
     """Positions that a sequence may occupy at most."""
 
     batching: Batching = Batching.SINGLE
+    row_mix: RowMix = ALONE
+    """How far the rows of a step are alike, where `batching` is ALIKE."""
+
     can_rewind: bool = True
     """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 

@@ -15,8 +15,9 @@ import numpy as np
 from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
-MIN_COPY = 16
-"""Positions that a copy from a busy slot must save; below that feeding the tokens costs less than the copy."""
+MIN_COPY, MIN_FORK = 16, 4
+"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
+is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,18 @@ class Slots:
     """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
 
     def __init__(
-        self, num_slots: int, capacity: int, can_rewind: bool = True, *, has_blocks: bool = False, row_group: int = 1
+        self,
+        num_slots: int,
+        capacity: int,
+        can_rewind: bool = True,
+        *,
+        has_blocks: bool = False,
+        min_copy: int = MIN_COPY,
+        row_group: int = 1,
     ) -> None:
-        """`has_blocks`: slots share blocks, so that copies cost next to nothing. `row_group`: what is shared is a
-        multiple of so many tokens."""
+        """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
+        save. `row_group`: what is shared is a multiple of so many tokens."""
+        self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
         self._row_group = row_group
@@ -54,6 +63,15 @@ class Slots:
     @property
     def has_free(self) -> bool:
         return len(self._busy) < self.num_slots
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is taken."""
+        return not self._busy
+
+    def num_free(self, wanted: set[int]) -> int:
+        """Free slots that are not `wanted`."""
+        return self.num_slots - len(self._busy | wanted)
 
     @property
     def capacity(self) -> int:
@@ -77,7 +95,7 @@ class Slots:
         givers = range(self.num_slots) if self._has_blocks else self._busy
         giver = max(givers, key=lambda s: shared[s], default=slot)
         copy = None
-        if shared[giver] >= shared[slot] + MIN_COPY:
+        if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
             copy = Copy(giver, slot, shared[giver])
             self._note_use(giver)

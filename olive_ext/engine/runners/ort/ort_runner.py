@@ -77,12 +77,10 @@ class OrtRunner(Runner):
 
     def __init__(self, place: KvPlace, kv: KvStore, head: Head, facts: Mapping[str, Any], parts: OrtParts) -> None:
         spec, encoder = place.spec, parts.encoder
-        # Rows of one step may have different sources, and their lengths differ.
-        is_batched = encoder is None and spec.is_splittable
         super().__init__(
             Traits(
                 context_length=spec.context_length,
-                batching=kv.batching if is_batched else Batching.SINGLE,
+                batching=kv.batching if encoder is None and spec.is_splittable else Batching.SINGLE,
                 can_rewind=not spec.states,
                 chunked_prefill=spec.is_splittable,
                 async_decode=head.async_decode,
@@ -221,7 +219,7 @@ class OrtRunner(Runner):
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step.rows, step.first_cell, step.width)
+        layout = Layout.of(step.rows, step.first_cell, step.width, self._kv.pads_in_front)
         if step.first_cell is not None and self._parts.shared_prefix is not None:
             binding = self._parts.shared_prefix.kv.bind_slots(0, 1)
         else:
@@ -250,7 +248,7 @@ class OrtRunner(Runner):
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
-            self._parts.encoder.bind(step.rows[0].source, binding)
+            self._parts.encoder.bind([row.source for row in step.rows], binding)
         if self._parts.adapters is not None:
             self._parts.adapters.bind(binding)
         self._head.bind(binding, feed, step)

@@ -15,13 +15,23 @@ from olive_ext.errors import ProviderError
 from olive_ext.graph.large_values import large_nodes
 from olive_ext.graph.onnx_file import ModelProto
 
-_KERNELS: Mapping[tuple[str, str], str] = {
-    ("cuda", "GroupQueryAttention"): "CUDA's GroupQueryAttention takes float16 and bfloat16",
-    ("cuda", "PagedAttention"): "CUDA's PagedAttention takes float16 and bfloat16",
-    ("webgpu", "PagedAttention"): "WebGPU's PagedAttention takes float16",
-    ("webgpu", "Attention"): "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
+_KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
+    ("cuda", "GroupQueryAttention"): (
+        frozenset({"float16", "bfloat16"}),
+        "CUDA's GroupQueryAttention takes float16 and bfloat16",
+    ),
+    ("cuda", "PagedAttention"): (
+        frozenset({"float16", "bfloat16"}),
+        "CUDA's PagedAttention takes float16 and bfloat16",
+    ),
+    ("webgpu", "PagedAttention"): (frozenset({"float16"}), "WebGPU's PagedAttention takes float16"),
+    ("webgpu", "Attention"): (
+        frozenset(),
+        "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
+    ),
 }
-"""By device and operator: what the provider takes instead (ONNX Runtime 1.31.1, docs/OperatorKernels.md)."""
+"""By device and operator the types that the provider has kernels for, and that in words (ONNX Runtime 1.31.1,
+docs/OperatorKernels.md)."""
 
 
 class MisplacedError(ProviderError):
@@ -43,8 +53,28 @@ def misplaced(session: ort.InferenceSession, model: ModelProto, device: str, cac
         parts.append(f"ONNX Runtime would run {_some([words for _, words in nodes])} on the CPU")
     if on_host:
         parts.append(f"{_some(on_host)} would lie in the host's memory")
-    hints = [text for (kind, operator), text in _KERNELS.items() if kind == device and operator in dict(nodes)]
-    return "; ".join([*parts, *hints]) if parts else None
+    return "; ".join([*parts, *_hints(device, [operator for operator, _ in nodes])]) if parts else None
+
+
+def predict_misplaced(model: ModelProto, device: str) -> str | None:
+    """The same as far as the types of attention nodes foretell it, without a session: None where they do not."""
+    words = [
+        found
+        for found in large_nodes(model).values()
+        if (kernel := _KERNELS.get((device, _operator(found)))) and found.rpartition(" of ")[2] not in kernel[0]
+    ]
+    if not words:
+        return None
+    return "; ".join([f"{_some(words)} would run on the CPU", *_hints(device, map(_operator, words))])
+
+
+def _operator(words: str) -> str:
+    return words.partition(" ")[0]
+
+
+def _hints(device: str, operators: Iterable[str]) -> list[str]:
+    """What the provider takes instead."""
+    return [_KERNELS[device, operator][1] for operator in dict.fromkeys(operators) if (device, operator) in _KERNELS]
 
 
 def _large_nodes_elsewhere(session: ort.InferenceSession, model: ModelProto) -> list[tuple[str, str]]:
