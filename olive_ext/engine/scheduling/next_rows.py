@@ -17,8 +17,8 @@ def next_rows(
     ready: list[Sequence], traits: Traits, capacity: int, most_tokens: int, limit: int
 ) -> list[tuple[Sequence, Row]]:
     """The rows of the next step: those that decode and inputs where it is packed; the most that are alike; or one input
-    alone, or those that decode. Inputs have up to `most_tokens` together, and a step up to `limit` rows; slots have `capacity`
-    positions."""
+    alone, or those that decode. Inputs have up to `most_tokens` together, and a step up to `limit` rows; slots have
+    `capacity` positions."""
     if traits.batching is Batching.ALIKE:
         rows = {sequence.slot: _row(sequence, traits, capacity, most_tokens) for sequence in ready}
         chosen = _alike([(sequence, len(rows[sequence.slot].tokens)) for sequence in ready], traits)
