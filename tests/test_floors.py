@@ -46,6 +46,7 @@ FLOORS = {
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement"],
+        ["encoder_shapes"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs"],
         ["ort_runner", "first_non_finite"],

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
@@ -81,8 +81,9 @@ class Embedding:
         place of some, and binds them as inputs of the decoder."""
         binding = self._session.io_binding()
         self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
+        num_tokens = len(layout.tokens_N)
         for modality, encoder in self._encoders.items():
-            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality])
+            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality], num_tokens)
         for tensor in self._unused:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:
@@ -90,6 +91,11 @@ class Embedding:
         self._session.run_with_iobinding(binding)
         for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
             decoder.bind_ortvalue_input(name, value)
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        """Runs each encoder on its `items`."""
+        for modality, encoder in self._encoders.items():
+            encoder.warm_up([item for item in items if item.modality is modality])
 
     def describe(self) -> Mapping[str, Any]:
         """Counters of the encoders that there are."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
@@ -124,6 +124,12 @@ class OrtRunner(Runner):
             super().check_media(media)
         else:
             self._parts.embedding.check(media)
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        """Runs the encoders of pictures and sound. Raises `RunError` where the device fails."""
+        if self._parts.embedding is not None:
+            with named_ort_failures("on a picture of the warm-up"):
+                self._parts.embedding.warm_up(items)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
