@@ -95,7 +95,8 @@ class NetSession(Session):
 
     def __init__(self, net: Any, reference: Any = None) -> None:
         super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
-        self.net, self.other = net, reference
+        self.net = net
+        self.reference = None if reference is None else NetSession(reference)
 
     def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
         tokens = [(*request.context, *request.target) for request in requests]
@@ -106,10 +107,10 @@ class NetSession(Session):
         return self._told(super().loglikelihood_rolling(requests), tokens, on_result)
 
     def _told(self, outputs: Any, tokens: Sequence[Sequence[int]], on_result: Any) -> Any:
-        if self.other is not None:
+        if self.reference is not None:
             pairs = zip(outputs, tokens, strict=True)
             outputs = [
-                replace(output, compared=compared(self.other, self.net, ids, output.token_count))
+                replace(output, compared=compared(self.reference.net, self.net, ids, output.token_count))
                 for output, ids in pairs
             ]
         for place, output in enumerate(outputs):
