@@ -13,7 +13,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.companion_inputs import Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.kv_store import Device
