@@ -46,8 +46,9 @@ FLOORS = {
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement"],
+        ["encoder_shapes"],
         ["media_encoder"],
-        ["head", "capture", "companion_inputs"],
+        ["head", "capture", "companion_inputs", "embedding"],
         ["ort_runner", "first_non_finite"],
         ["packing"],
         ["opener"],

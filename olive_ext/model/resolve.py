@@ -131,6 +131,12 @@ class ResolvedModel:
         except ModelError as error:
             return MediaSpec((), problem=str(error))
 
+    @property
+    def warms_encoders(self) -> bool:
+        """Whether encoders of pictures and sound run in shape buckets, all of them beforehand."""
+        engine = self.settings.engine
+        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers[0].plans_shapes
+
     @cached_property
     def context_length(self) -> int | None:
         """The longest context in tokens; None where the model's files do not give it."""

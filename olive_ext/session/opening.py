@@ -195,7 +195,10 @@ def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
-    return Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
+    parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
+    if parts.media is not None and parts.media.markers and model.warms_encoders:
+        opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
+    return parts
 
 
 def _open_tokenizer(model: ResolvedModel) -> Tokenizer:

@@ -13,13 +13,15 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.companion_inputs import Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
+from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.engine.runners.ort.packing import packed_embedding
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
 from olive_ext.graph.nodes import drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
@@ -30,6 +32,7 @@ from olive_ext.model.decisions import ONE_BY_ONE
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.model.providers import resolve_providers
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -105,11 +108,27 @@ class Opener:
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         proto, file, read = self._embedding_graph(spec)
         encoders = self.model.media.encoders if self.model.media is not None else ()
-        opened = [MediaEncoder(found, device, partial(self._media, found), self.helper) for found in encoders]
-        return Embedding(self._from_memory(proto, file), read, device, opened)
+        there = self._of_encoders()
+        place = device if there is self else there.model.device
+        shapes = partial(
+            EncoderShapes, is_bucketed=self.model.warms_encoders, is_strict=self.model.settings.engine.strict_shapes
+        )
+        opened = [
+            MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
+        ]
+        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
 
-    def _media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
-        return self._from_memory(load_graph(spec.files.graph), spec.files.graph)
+    def _of_encoders(self) -> Opener:
+        """The opener of encoders of pictures and sound, which may have a provider of their own."""
+        name = self.model.settings.engine.encoder_provider
+        return self if name is None else replace(self, model=replace(self.model, came_up=resolve_providers(name)))
+
+    def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
+        """The session of an encoder. Raises `ProviderError` where its provider cannot run all of it."""
+        try:
+            return self._from_memory(load_graph(spec.files.graph), spec.files.graph, floats_only=True)
+        except MisplacedError as error:
+            raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
     def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
         companion = self.model.files.companions.get("embedding")
@@ -156,19 +175,25 @@ class Opener:
         return next(provider.place for provider in self.model.providers if provider.name in used)
 
     def _from_memory(
-        self, proto: ModelProto, file: Path, *, caches: Sequence[str] = (), is_captured: bool = False
+        self,
+        proto: ModelProto,
+        file: Path,
+        *,
+        caches: Sequence[str] = (),
+        is_captured: bool = False,
+        floats_only: bool = False,
     ) -> ort.InferenceSession:
         """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed.
 
-        Raises `MisplacedError` where nodes with large values, or inputs and outputs named in `caches`, would not be on
-        the device.
+        Raises `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named
+        in `caches`, would not be on the device.
         """
         folder, renames = external_data_plan(file, external_locations(proto))
         serialized = relocate(proto, renames).SerializeToString()
         places = {"external_data_folder": folder, "profile_prefix": self.profile_prefix}
         session = self._open(serialized, file, is_captured=is_captured, **places)
         device = self.device(session).kind
-        if problem := misplaced(session, proto, device, caches):
+        if problem := misplaced(session, proto, device, caches, floats_only=floats_only):
             raise MisplacedError(f"'{file}' cannot run on the {device} device alone: {problem}")
         return session
 

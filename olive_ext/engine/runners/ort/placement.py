@@ -38,15 +38,23 @@ class MisplacedError(ProviderError):
     """A session would run in part on another device than the chosen one."""
 
 
-def misplaced(session: ort.InferenceSession, model: ModelProto, device: str, caches: Iterable[str] = ()) -> str | None:
+def misplaced(
+    session: ort.InferenceSession,
+    model: ModelProto,
+    device: str,
+    caches: Iterable[str] = (),
+    *,
+    floats_only: bool = False,
+) -> str | None:
     """What is wrong with where `session`, opened on `model` for a `device` (ONNX Runtime's word), runs and keeps what;
     None where all is well. `caches` are names of inputs and outputs that must lie on the device.
 
-    A graph may leave arithmetic on lengths to the CPU; nodes with large values must not.
+    A graph may leave arithmetic on lengths to the CPU, with `floats_only` all of integers; nodes with large values must
+    not.
     """
     if device == "cpu":
         return None
-    nodes = _large_nodes_elsewhere(session, model)
+    nodes = _large_nodes_elsewhere(session, model, floats_only)
     on_host = _on_host(session, caches)
     parts = []
     if nodes:
@@ -77,12 +85,14 @@ def _hints(device: str, operators: Iterable[str]) -> list[str]:
     return [_KERNELS[device, operator][1] for operator in dict.fromkeys(operators) if (device, operator) in _KERNELS]
 
 
-def _large_nodes_elsewhere(session: ort.InferenceSession, model: ModelProto) -> list[tuple[str, str]]:
+def _large_nodes_elsewhere(
+    session: ort.InferenceSession, model: ModelProto, floats_only: bool
+) -> list[tuple[str, str]]:
     """(operator, its words) of nodes with large values that are assigned to the CPU. Releases of ONNX Runtime before
     1.24 keep no record of assignments: for these only `_on_host` speaks."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
-    large = large_nodes(model)
+    large = large_nodes(model, floats_only=floats_only)
     parts = session.get_provider_graph_assignment_info()
     on_cpu = [node for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()]
     return [(node.op_type, large[node.name]) for node in on_cpu if node.name in large]
