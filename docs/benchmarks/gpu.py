@@ -7,8 +7,8 @@ a JSON file for each part as soon as it ends, also where it failed or ran out of
 each.
 
 DIR has packages: `tiny-fp16` and `tiny-int4`, `llama-3.2-1b/fp16` and `/int4`, `gemma-4-e2b/fp16` with `hf/` beside it
-(make_models.py). Weights of a package that came without them (`hollow.py`) are made on the machine. A part whose package
-is missing says so. `--device cpu` tries everything out; the CUDA stub does, with numbers that mean nothing.
+(make_models.py). Weights of a package that came without them (`hollow.py`) are made on the machine. A part whose
+package is missing says so. `--device cpu` tries everything out; the CUDA stub does, with numbers that mean nothing.
 """
 
 from __future__ import annotations
