@@ -60,6 +60,7 @@ def _pipeline_code(code: Path) -> None:
     recipe = portable(read_recipe(QUICKSTART / "recipe.json")).recipe
     for key in ("evaluators", "evaluator", "evaluate_input_model"):
         recipe.pop(key, None)
+    recipe["cache_dir"] = "cache"  # the output is what is registered
     _write(code / "quantize.json", recipe)
     shutil.copyfile(HERE / "gate.py", code / "gate.py")
 
