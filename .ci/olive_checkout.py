@@ -27,7 +27,7 @@ from olive_ext.workflow.registration import _HOOKS
 print("olive", olive.__version__)
 wrapped = [(Engine, name) for name in _HOOKS]
 wrapped += [(FootprintNode, "update"), (OlivePackageConfig, "get_pass_module_config")]
-wrapped += [(PythonEnvironmentSystem, "run_pass")]
+wrapped += [(PythonEnvironmentSystem, name) for name in ("run_pass", "evaluate_model")]
 for owner, name in wrapped:
     method = getattr(owner, name, None)
     print(f"{owner.__name__}.{name}{inspect.signature(method) if method else ': GONE'}")
