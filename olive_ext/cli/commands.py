@@ -136,11 +136,13 @@ def quickstart_command(arguments: Namespace) -> int:
 
 def evaluate_command(arguments: Namespace) -> int:
     """Evaluates one model and prints the table."""
-    config = EvaluationConfig.parse(written_values(arguments, arguments.model))
+    config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import print_table
-    from olive_ext.run import evaluate
+    from olive_ext.run import check_complete, evaluate
 
-    print_table(evaluate(config, progress=True))
+    report = evaluate(config, progress=True)
+    print_table(report)
+    check_complete(report, config.on_error)
     return 0
 
 

@@ -6,6 +6,7 @@ there, and from `EvaluationConfig.model` on the command line and from Python.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +159,10 @@ class EvaluationSettings(ExecutionSettings):
     """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
     except where `tokens_per_second` or `peak_memory` is measured."""
 
+    on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
+    """What becomes of requests that every worker crashed on (with `isolation` or `workers`): the others are evaluated
+    and reported in any case, with what is missing; then "stop" fails, and "report" does not."""
+
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
 
@@ -188,6 +193,13 @@ class EvaluationConfig(EvaluationSettings):
 
     model: ModelConfig
     """The model to evaluate."""
+
+    def as_job(self) -> Self:
+        """The evaluation as a job of its own, not a call in a Python program: `isolation` is decided."""
+        if self.isolation != "auto":
+            return self
+        isolation = "none" if "peak_memory" in self.tasks else os.environ.get("OLIVE_EXT_ISOLATION", "process")
+        return self.model_copy(update={"isolation": isolation})
 
     @property
     def journal(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ERRORS_ONLY = 3
+
+_NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
+"""ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
+a prompt. FlashAttention takes any length as it comes. Who sets the variable decides."""
+
 _DEFAULTS = ExecutionSettings()
 
 
@@ -99,6 +105,7 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
     else:
         arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
     if any(provider.device == "cuda" for provider in providers):
+        os.environ.setdefault(*_NO_CUDNN_ATTENTION)
         _preload_cuda(onnxruntime)
     try:
         session = onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)

@@ -30,6 +30,7 @@ from olive_ext.backends.lm_eval.instances import (
     encoded_slices,
     known_answers_first,
 )
+from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @register_model("olive-ext")
-class OrtLM(CompletePairs):
+class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
 
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
@@ -66,9 +67,9 @@ class OrtLM(CompletePairs):
         super().__init__()
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
+        self.lost: list[LostRequest] = []  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
-        self._arguments = given
+        self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
@@ -105,9 +106,6 @@ class OrtLM(CompletePairs):
         if session is not None and self._owns_session:
             session.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -142,9 +140,7 @@ class OrtLM(CompletePairs):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
-        options = dict(self._arguments.chat_template_args)
-        if self._arguments.enable_thinking is not None:
-            options["enable_thinking"] = self._arguments.enable_thinking
+        options = self._arguments.template_variables()
         return self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
 
     @known_answers_first
@@ -203,8 +199,9 @@ class OrtLM(CompletePairs):
 
         for index in set(range(len(requests))).difference(scored):
             keep(index, CERTAIN)
-        names = [str(instances[index].task_name) for index in scored] if instances else ()
-        self.session.loglikelihood(asked, on_result=take, names=names)
+        names = [str(instances[index].task_name) for index in scored if instances]
+        with noting(self.lost, lambda at: instances[scored[at] :][:1]):
+            self.session.loglikelihood(asked, on_result=take, names=names)
         return answers
 
     def _scoring(
@@ -221,15 +218,18 @@ class OrtLM(CompletePairs):
         prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
         asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
+        answers = [0.0] * len(requests)
         with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, output: RollingOutput) -> None:
+                answers[index] = output.logprob
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
                 self.observer(requests[index], asked[index], output)
                 advance(1)
 
-            outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
-        return [output.logprob for output in outputs]
+            with noting(self.lost, lambda at: [requests[at]]):
+                self.session.loglikelihood_rolling(asked, on_result=keep)
+        return answers
 
     @known_answers_first
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -248,8 +248,9 @@ class OrtLM(CompletePairs):
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
 
-            names = [str(requests[item.owners[0]].task_name) for item in wanted]
-            self.session.generate([item.request for item in wanted], on_result=keep, names=names)
+            with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
+                names = [str(requests[item.owners[0]].task_name) for item in wanted]
+                self.session.generate([item.request for item in wanted], on_result=keep, names=names)
         return answers
 
     def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
@@ -260,9 +261,8 @@ class OrtLM(CompletePairs):
             context, gen_kwargs = request.args[:2]
             settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
             media = self._media.given(request.args)
-            key = json.dumps(
-                [context, gen_kwargs, [id(item) for items in media.values() for item in items]], default=str
-            )
+            pictures = [id(item) for items in media.values() for item in items]
+            key = json.dumps([context, gen_kwargs, pictures], default=str)
             repeat = repeats[key] if settings.is_sampled else 0
             repeats[key] += 1
             if (key, repeat) not in wanted:

@@ -23,7 +23,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
 
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
-"""Each allows what those before it allow."""
+"""Each allows what those before it allow; the last allows ALIKE, too."""
 
 
 class Tap(ABC):
@@ -121,17 +121,26 @@ class ResidentTap(Tap):
 
     def traits(self, runner: Runner) -> Traits:
         own, other = runner.traits, self._reference.traits
-        batching = min(own.batching, other.batching, key=_BATCHING.index)
-        # A step of a pool holds all slots, which are one number for both models only where both have as many.
-        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
         return Traits(
             context_length=min(own.context_length, other.context_length),
-            batching=Batching.SINGLE if batching is Batching.POOL and is_uneven else batching,
+            batching=self._batching(runner),
+            row_mix=own.row_mix.both(other.row_mix),
             can_rewind=own.can_rewind and other.can_rewind,
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
             tree_batches=own.tree_batches and other.tree_batches,
             source_kind=own.source_kind,
+            row_group=max(own.row_group, other.row_group),
         )
+
+    def _batching(self, runner: Runner) -> Batching:
+        """What both models' steps allow. A step of a pool holds all slots, which are one number for both models only
+        where both have as many."""
+        kinds = {runner.traits.batching, self._reference.traits.batching}
+        if Batching.ALIKE in kinds:
+            return Batching.ALIKE if kinds <= {Batching.ALIKE, Batching.PACKED} else Batching.SINGLE
+        batching = min(kinds, key=_BATCHING.index)
+        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
+        return Batching.SINGLE if batching is Batching.POOL and is_uneven else batching
 
     def capacity(self, runner: Runner) -> Capacity:
         """The lesser of each kind of memory."""
