@@ -327,7 +327,7 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
     }
     assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 0
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
-    found = from_json((folder / "out/report-1.json").read_text())
+    found = from_json((folder / "out/report.json").read_text())
     assert found.model["passes"] == ["q"]
     assert found.comparison is not None
     measure["require"] = [{"metric": "acc", "task": "tiny_choice", "min": 2}]
