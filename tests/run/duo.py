@@ -95,7 +95,8 @@ class NetSession(Session):
 
     def __init__(self, net: Any, reference: Any = None) -> None:
         super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
-        self.net, self.reference = net, reference
+        self.net = net
+        self.reference = None if reference is None else NetSession(reference)
 
     def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
         tokens = [(*request.context, *request.target) for request in requests]
@@ -109,7 +110,7 @@ class NetSession(Session):
         if self.reference is not None:
             pairs = zip(outputs, tokens, strict=True)
             outputs = [
-                replace(output, compared=compared(self.reference, self.net, ids, output.token_count))
+                replace(output, compared=compared(self.reference.net, self.net, ids, output.token_count))
                 for output, ids in pairs
             ]
         for place, output in enumerate(outputs):

@@ -129,6 +129,7 @@ class ResidentTap(Tap):
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
             tree_batches=own.tree_batches and other.tree_batches,
             source_kind=own.source_kind,
+            row_group=max(own.row_group, other.row_group),
         )
 
     def _batching(self, runner: Runner) -> Batching:

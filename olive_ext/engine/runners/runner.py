@@ -41,6 +41,10 @@ class Traits:
     source_kind: SourceKind | None = None
     """What the encoder takes; None where there is none."""
 
+    row_group: int = 1
+    """Kernels take so many tokens of a step at a time, from its first on, and what is left with another kernel, whose
+    last bits differ. Inputs are fed in whole groups where that shows."""
+
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""
 

@@ -24,6 +24,7 @@ class Admission:
     def __init__(self, slots: Slots, traits: Traits, counters: Counters) -> None:
         self._slots = slots
         self._can_share = traits.chunked_prefill
+        self._row_group = traits.row_group
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
@@ -41,7 +42,7 @@ class Admission:
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
             if sequence.parent is not None:
                 sequence.parent.num_children -= 1
-            limit = sequence.first_read() if self._can_share else 0
+            limit = self._most_shared(sequence)
             taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self._wanted())
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
@@ -51,6 +52,14 @@ class Admission:
             room -= sequence.pending
             most -= 1
             yield sequence, taken.copy
+
+    def _most_shared(self, sequence: Sequence) -> int:
+        """Tokens that need not be fed again: not those that are read, and of a prompt so few that a group of rows is
+        left; a text that is scored gets one."""
+        if not self._can_share:
+            return 0
+        group = self._row_group if sequence.generation is not None else 1
+        return max(0, sequence.first_read() + 1 - group)
 
     def _next(self) -> Sequence | None:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting

@@ -9,23 +9,29 @@ from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Batching, Row
 
+IDLE_TOKEN = 0
+"""Is fed where a step needs a token whose outputs nobody reads."""
 
-def next_rows(ready: list[Sequence], traits: Traits, most_tokens: int, limit: int) -> list[tuple[Sequence, Row]]:
+
+def next_rows(
+    ready: list[Sequence], traits: Traits, capacity: int, most_tokens: int, limit: int
+) -> list[tuple[Sequence, Row]]:
     """The rows of the next step: those that decode and inputs where it is packed; the most that are alike; or one input
-    alone, or those that decode. Inputs have up to `most_tokens` together, and a step up to `limit` rows."""
+    alone, or those that decode. Inputs have up to `most_tokens` together, and a step up to `limit` rows; slots have
+    `capacity` positions."""
     if traits.batching is Batching.ALIKE:
-        rows = {sequence.slot: _row(sequence, traits, most_tokens) for sequence in ready}
+        rows = {sequence.slot: _row(sequence, traits, capacity, most_tokens) for sequence in ready}
         chosen = _alike([(sequence, len(rows[sequence.slot].tokens)) for sequence in ready], traits)
         return [(sequence, rows[sequence.slot]) for sequence in chosen[:limit]]
     inputs = [sequence for sequence in ready if sequence.pending > 1]
     if inputs and traits.batching is not Batching.PACKED:
-        return [(inputs[0], _row(inputs[0], traits, most_tokens))]
+        return [(inputs[0], _row(inputs[0], traits, capacity, most_tokens))]
     decoding = together([sequence for sequence in ready if sequence.pending == 1], traits, limit)
-    packed = [(sequence, _row(sequence, traits, 1)) for sequence in decoding]
+    packed = [(sequence, _row(sequence, traits, capacity, 1)) for sequence in decoding]
     room = most_tokens - len(packed)
     for sequence in inputs:
         if room > 0 or not packed:
-            packed.append((sequence, _row(sequence, traits, room)))
+            packed.append((sequence, _row(sequence, traits, capacity, room)))
             room -= len(packed[-1][1].tokens)
     return packed
 
@@ -49,7 +55,7 @@ def _alike(ready: Iterable[tuple[Sequence, int]], traits: Traits) -> list[Sequen
     return max(inputs or groups.values(), key=len)
 
 
-def _row(sequence: Sequence, traits: Traits, most: int) -> Row:
+def _row(sequence: Sequence, traits: Traits, capacity: int, most: int) -> Row:
     """The sequence's next tokens, up to `most` of them where it may be split."""
     start, stop = sequence.computed, sequence.end
     if traits.chunked_prefill:
@@ -58,4 +64,13 @@ def _row(sequence: Sequence, traits: Traits, most: int) -> Row:
         stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
     is_checkpoint = not traits.can_rewind and stop in sequence.checkpoints
     tokens = tuple(sequence.tokens[start:stop].tolist())
+    if sequence.generation is None and stop == sequence.end:
+        tokens += _rest_of_group(start, stop, traits.row_group, capacity)
     return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
+
+
+def _rest_of_group(start: int, stop: int, group: int, capacity: int) -> tuple[int, ...]:
+    """Tokens behind a text that is scored, which make its last group of rows a whole one; none where the slot has no
+    room for them."""
+    missing = (start - stop) % group
+    return (IDLE_TOKEN,) * missing if stop + missing <= capacity else ()

@@ -18,14 +18,12 @@ from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import NonFinite
-from olive_ext.engine.scheduling.next_rows import next_rows, together
+from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
 from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
-
-IDLE_TOKEN = 0
 
 
 class Scheduler:
@@ -47,6 +45,7 @@ class Scheduler:
             traits.can_rewind,
             has_blocks=self._is_packed or self._is_alike,
             min_copy={Batching.PACKED: MIN_FORK, Batching.ALIKE: 1}.get(traits.batching, MIN_COPY),
+            row_group=traits.row_group,
         )
         self._traits = traits
         self._chunk_size = chunk_size
@@ -179,7 +178,8 @@ class Scheduler:
     @property
     def _most_tokens(self) -> int:
         """Tokens of inputs in a step."""
-        return min(self.limit, self._chunk_size)
+        most, group = min(self.limit, self._chunk_size), self._traits.row_group
+        return max(group, most - most % group)
 
     def _committed(self, planned: PlannedStep) -> PlannedStep:
         """`planned`, which is to be run before any other step: what it feeds counts as computed and resident."""
@@ -194,7 +194,7 @@ class Scheduler:
                 self._release(sequence)
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            sequence.computed += len(row.tokens)
+            sequence.computed = min(sequence.computed + len(row.tokens), sequence.end)
             if row.cells_P is None and not sequence.pending and sequence.generation is None:
                 self._release(sequence)
         return planned
@@ -224,7 +224,7 @@ class Scheduler:
     def _slots_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
         """The next rows, and idle ones where the runner needs them."""
         ready = [sequence for sequence in self._running.values() if sequence.pending]
-        chosen = next_rows(ready, self._traits, self._most_tokens, self.limit)
+        chosen = next_rows(ready, self._traits, self.slots.capacity, self._most_tokens, self.limit)
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
         filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]

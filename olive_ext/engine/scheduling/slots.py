@@ -40,12 +40,14 @@ class Slots:
         *,
         has_blocks: bool = False,
         min_copy: int = MIN_COPY,
+        row_group: int = 1,
     ) -> None:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
-        save."""
+        save. `row_group`: what is shared is a multiple of so many tokens."""
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
+        self._row_group = row_group
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
@@ -129,7 +131,8 @@ class Slots:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal = np.minimum(differs_SP.argmax(1), self._lengths).tolist()
+        equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
+        equal = (equal_S - equal_S % self._row_group).tolist()
         return [self._kept(slot, length) if self._sources[slot] == source else 0 for slot, length in enumerate(equal)]
 
     def _kept(self, slot: int, length: int) -> int:

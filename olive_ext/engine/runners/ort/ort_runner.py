@@ -14,7 +14,8 @@ import onnxruntime as ort
 from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Adapters, Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
@@ -23,6 +24,7 @@ from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.graph.tree_attention import BiasInput
+from olive_ext.model.types import DecoderSpec, Device
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,11 @@ class SharedPrefixKv:
     biases: Sequence[BiasInput]
 
 
+ROW_GROUP = 2
+"""MatMulNBits of accuracy_level 4 takes rows in pairs on CPUs (blocks of 64 and more; the last of an odd number alone),
+and attention takes a single token with another kernel."""
+
+
 @dataclass(frozen=True)
 class OrtParts:
     """What some decoders need besides a session, a cache and a scoring head."""
@@ -81,6 +88,7 @@ class OrtRunner(Runner):
                 tree_batches=parts.shared_prefix is not None,
                 source_kind=encoder.kind if encoder is not None else None,
                 source=encoder.source if encoder is not None else None,
+                row_group=ROW_GROUP if _shows_row_groups(spec, place.device) else 1,
             )
         )
         self.device = place.device
@@ -276,3 +284,8 @@ def is_memory_error(error: Exception) -> bool:
     """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
+
+
+def _shows_row_groups(spec: DecoderSpec, device: Device) -> bool:
+    """Whether rounding would show the last bits of another kernel, and inputs can be fed in whole groups."""
+    return spec.rounds_rows and device.kind == "cpu" and spec.is_splittable and not spec.states
