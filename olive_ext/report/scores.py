@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL
+from olive_ext.report.comparison import ALL, NAME
 from olive_ext.report.metrics import NAMES, Metric
 from olive_ext.report.numbers import NO_VALUE, Measured, number
 from olive_ext.report.page import Column, joined_passes
@@ -37,7 +37,12 @@ def metric_table(report: Report) -> Table:
         for metric in report.metrics
         if metric.metric not in compared
     ]
-    return Table(str(report.model.get("path", "model")), heads, rows, ("task", "metric", "filter", "better"))
+    return Table(
+        str(report.model.get(NAME) or report.model.get("path", "model")),
+        heads,
+        rows,
+        ("task", "metric", "filter", "better"),
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Metric, Report, write
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
@@ -27,7 +28,17 @@ if TYPE_CHECKING:
     from olive_ext.records.journal import Journal
 
 
-def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
+@dataclass(frozen=True)
+class Names:
+    """What people call the models, where that is not their paths."""
+
+    model: str | None = None
+    reference: str | None = None
+
+
+def evaluate(
+    config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False, names: Names | None = None
+) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
     `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
@@ -39,11 +50,19 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if lm is None:
         _refuse_missing(config, models)
     with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
-        report = _evaluate(models, lm, log_folder)
+        report = _named(_evaluate(models, lm, log_folder), names or Names())
         if config.output_dir is not None:
             write(report, config.output_dir)
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
+
+
+def _named(report: Report, names: Names) -> Report:
+    model = {NAME: names.model, **report.model} if names.model else report.model
+    comparison = report.comparison
+    if comparison is not None and names.reference:
+        comparison = replace(comparison, reference={NAME: names.reference, **comparison.reference})
+    return replace(report, model=model, comparison=comparison)
 
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
@@ -92,6 +111,7 @@ def check_complete(report: Report, on_error: str) -> None:
 
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    asked_tasks(config)
     task_folders(config.include_path)
     for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
         if model.kind == "onnx":
