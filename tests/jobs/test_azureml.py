@@ -116,12 +116,15 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     made: dict[str, Any] = runpy.run_path(str(ROOT / "recipes" / "azureml" / "make.py"))
     made["make"](tmp_path, "cpus", "gpus")
     found = {folder.name: list(faults(folder)) for folder in tmp_path.iterdir()}
-    assert {"command", "gpu", "pipeline", "sweep"} <= set(found)
+    assert set(found) == {"command", "distributed", "gpu", "pipeline", "sweep"}
     assert not any(found.values()), found
     gpu = json.loads((tmp_path / "gpu" / "code" / "recipe.json").read_text(encoding="utf-8"))
     assert gpu["systems"]["local"]["accelerators"] == [
         {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
     ]
+    nodes = json.loads((tmp_path / "distributed" / "code" / "recipe.json").read_text(encoding="utf-8"))
+    assert nodes["evaluators"]["quickstart"]["workers"] == {"count": 2, "address": "auto"}
+    assert "distribution:\n  type: ray" in (tmp_path / "distributed" / "job.yml").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
     wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"
