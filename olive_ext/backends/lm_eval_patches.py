@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import lm_eval.loggers.utils
 import lm_eval.utils
+from jinja2.sandbox import SandboxedEnvironment
 
 from olive_ext.backends.progress import shown
 
@@ -39,6 +40,23 @@ def compiled_templates() -> Iterator[None]:
         yield
     finally:
         vars(environment).pop("from_string", None)
+
+
+@contextmanager
+def sandboxed_templates() -> Iterator[None]:
+    """Templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to the
+    interpreter: lm-eval renders them as code of its own."""
+    own: Any = getattr(lm_eval.utils, "env", None)
+    if type(own) is not jinja2.Environment:
+        yield
+        return
+    sandbox = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
+    sandbox.filters.update(own.filters)
+    lm_eval.utils.env = sandbox
+    try:
+        yield
+    finally:
+        lm_eval.utils.env = own
 
 
 @contextmanager

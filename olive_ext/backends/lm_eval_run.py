@@ -13,7 +13,13 @@ from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.journaled_lm import journaled
-from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
+from olive_ext.backends.lm_eval_patches import (
+    compiled_templates,
+    environment_read_once,
+    quiet_bars,
+    sandboxed_templates,
+)
+from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
@@ -40,7 +46,9 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
+        sandboxed_templates(),
         compiled_templates(),
+        checked_documents(),
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
@@ -72,11 +80,14 @@ def run_tasks(
 def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
     """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
     uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
-    if isinstance(name, bool):
-        yield
-        return
     tokenizer = getattr(lm, "tokenizer", None)
     written: Any = getattr(tokenizer, "chat_template", None)
+    if isinstance(name, bool):
+        if name and tokenizer is not None and not written:
+            place = getattr(tokenizer, "name_or_path", "")
+            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{place}' has no chat template")
+        yield
+        return
     templates: dict[str, str] = written if isinstance(written, dict) else {}
     names = sorted(templates)
     if tokenizer is None or name not in names:

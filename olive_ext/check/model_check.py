@@ -222,7 +222,7 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
     from olive_ext.text.tokenizer import load_tokenizer
 
     section.add("place", model.files.tokenizer, model.files.origins.get("tokenizer", ""))
-    tokenizer = load_tokenizer(model.files.tokenizer)
+    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     section.add("class", type(tokenizer.hf).__name__)
     section.add("tokens", len(tokenizer.hf))
     section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
@@ -266,7 +266,8 @@ def _first_layer(model: ResolvedModel) -> str:
     from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
     from olive_ext.text.tokenizer import load_tokenizer
 
-    tokens = load_tokenizer(model.files.tokenizer).encode("".join(PAIRS[0]))
+    trusted = model.settings.trust_remote_code
+    tokens = load_tokenizer(model.files.tokenizer, trust_remote_code=trusted).encode("".join(PAIRS[0]))
     try:
         return first_non_finite(model, tokens) or "no node's output shows it for the first of the texts"
     except OliveExtError as error:

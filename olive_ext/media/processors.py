@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
-from olive_ext.model.folders import read_json
+from olive_ext.model.package_config import read_json
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 EXTENSIONS_FILES = ("processor_config.json", "image_processor.json", "vision_processor.json")

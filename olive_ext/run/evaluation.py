@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
-from olive_ext.report import Report, write
+from olive_ext.errors import ConfigError, RunError, UnwrittenError
+from olive_ext.report import Report, check_writable, write
 from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
@@ -40,20 +40,30 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
     if lm is None:
         _refuse_missing(config, models)
     with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
-        report = _evaluate(models, lm, log_folder)
-        if config.output_dir is not None:
-            write(report, config.output_dir)
+        report, write_logs = _evaluate(models, lm, log_folder)
+        try:
+            write_logs()
+            if config.output_dir is not None:
+                write(report, config.output_dir)
+        except RunError as error:
+            raise UnwrittenError(str(error), report) from error
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
 
 
-def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[Report, Callable[[], object]]:
+    """The report, and what writes the sample logs."""
     config = models.config
+    from olive_ext.backends.lm_eval.generation_settings import check_numbers
+    from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     tasks = load_tasks(names, config.include_path, seeds) if names else None
+    if tasks is not None:
+        refuse_shots(tasks.tasks, config.num_fewshot)
+        check_numbers(config.gen_kwargs)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -79,15 +89,22 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    if log_folder is not None and tasks is not None:
-        fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
-        write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    return report
+    if log_folder is None or tasks is None:
+        return report, lambda: None
+    fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
+    samples = results.get("samples", {})
+    return report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields)
 
 
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
-    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
+    imported for seconds."""
     task_folders(config.include_path)
+    written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
+    written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
+    for setting, folder in written.items():
+        if folder is not None:
+            check_writable(folder, setting)
     for model in (models.own, models.other) if config.reference is not None else (models.own,):
         if model.kind == "onnx":
             _ = model.providers

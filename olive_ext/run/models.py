@@ -154,7 +154,10 @@ class Models:
         from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
         both = self.other, self.own
-        traits, own = (tokenizer_traits(load_tokenizer(model.files.tokenizer)) for model in both)
+        loaded = [
+            load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code) for model in both
+        ]
+        traits, own = map(tokenizer_traits, loaded)
         refuse_other_tokenizer(traits, own, *(model.settings.model for model in both))
 
 
@@ -181,5 +184,6 @@ def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
         batch_size=settings.batch_size,
         max_length=settings.max_length,
         reports_non_finite=settings.non_finite == "report",
+        trust_remote_code=settings.trust_remote_code,
         model_args=model_args,
     )

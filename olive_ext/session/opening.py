@@ -67,6 +67,7 @@ def open(
     batch_size: int | str = "auto",
     non_finite: str = "error",
     deterministic: bool | str = "auto",
+    trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
     add_bos_token: bool | None = None,
@@ -154,9 +155,14 @@ def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
     files, settings = model.files, model.settings
     tokenizer = load_tokenizer(
-        files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
+        files.tokenizer,
+        add_bos_token=settings.add_bos_token,
+        prefix_token_id=settings.prefix_token_id,
+        trust_remote_code=settings.trust_remote_code,
     )
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    if model.runtime[0] == "onnxruntime":
+        tokenizer.refuse_smaller_vocabulary(model.spec.vocab_size, str(files.decoder))
     opened = open_runner(model)
     kind = opened.runner.traits.source_kind
     start = read_start(files.directory, files.genai_config) if kind is not None else None
