@@ -1,4 +1,4 @@
-"""Puts the quickstart, which lies with the other recipes, into the wheel. Everything else is said in setup.cfg."""
+"""Puts the quickstart and constraints.txt, which lie beside the package, into the wheel. The rest is in setup.cfg."""
 
 import shutil
 from pathlib import Path
@@ -16,6 +16,7 @@ class BuildWithQuickstart(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "olive_ext", "quickstart")
+            shutil.copyfile("constraints.txt", target.with_name("constraints.txt"))
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree("recipes/quickstart", target, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
 

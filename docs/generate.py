@@ -22,7 +22,10 @@ from olive_ext.cli.commands import (  # noqa: E402
     COMMANDS,
     COMPARE_OPTIONS,
     FOLDER_HELP,
+    JOB_KIND_HELP,
+    JOB_OPTIONS,
     MODEL_HELP,
+    NODES_HELP,
     RECIPE_HELP,
     REPORT_HELP,
     RESULT_HELP,
@@ -177,6 +180,17 @@ def cli() -> str:
         _table(
             ("argument", "meaning"),
             [("`--config RECIPE`", RECIPE_HELP), ("`-m MODEL`", RUN_MODEL_HELP), ("`ARGUMENT ...`", RUN_HELP)],
+        ),
+        "## `olive-ext job azureml RECIPE --compute NAME --output DIR [--nodes N]`",
+        COMMANDS["job"],
+        _table(
+            ("argument", "meaning"),
+            [
+                ("`azureml`", JOB_KIND_HELP),
+                ("`RECIPE`", RECIPE_HELP),
+                *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in JOB_OPTIONS),
+                ("`--nodes N`", NODES_HELP),
+            ],
         ),
         "## `olive-ext check RECIPE|MODEL [OPTION ...]`",
         COMMANDS["check"],

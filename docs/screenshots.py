@@ -3,6 +3,7 @@
 python docs/screenshots.py                    of made-up numbers
 python docs/screenshots.py REPORT [REPORT...] of real ones: folders with a report.json; the page of the last one, and
                                               with several the comparison of all
+python docs/screenshots.py --quickstart REPORT  of the quickstart's report alone, quickstart.png
 python docs/screenshots.py --measure          no pictures: how long pages of 400 and of 50,000 flips take to open
 """
 
@@ -36,6 +37,9 @@ SHOTS = (
     ("report-phone.png", "report", PHONE, "light", None),
     ("compare.png", "compare", DESK, "light", ("body", "#differences figure")),
 )
+
+
+QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", "#differences figure")),)
 
 
 def made_up() -> dict[str, str]:
@@ -128,13 +132,15 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if "--measure" in argv:
         return measure(path)
+    is_quickstart = "--quickstart" in argv
+    shots, argv = QUICKSTART if is_quickstart else SHOTS, [text for text in argv if text != "--quickstart"]
     pages = of(argv) if argv else made_up()
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Chromium(path) as browser:
         files = {name: Path(folder) / f"{name}.html" for name in pages}
         for name, text in pages.items():
             files[name].write_text(text, encoding="utf-8")
-        taken = [shoot(browser, files[shot[1]], shot) for shot in SHOTS if shot[1] in files]
+        taken = [shoot(browser, files[shot[1]], shot) for shot in shots if shot[1] in files]
         problems = [*browser.problems, *(f"{item} is large" for item in taken if item.stat().st_size > MAX_BYTES)]
     for item in taken:
         print(f"{item.relative_to(ROOT)}  {item.stat().st_size:,} bytes")

@@ -6,7 +6,7 @@ exits with 0, so nothing else may leave this package for a user's mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 _MACHINE = (MemoryError, OSError, RuntimeError)
@@ -63,6 +63,17 @@ class NonFiniteError(RunError):
 
 class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
+
+
+class LostRequestsError(RunError):
+    """Requests have no answer, because every worker that ran them was lost; all others of the call have theirs."""
+
+    def __init__(self, lost: Mapping[int, str]) -> None:
+        """`lost`: reasons by the requests' places in the call."""
+        self.lost = dict(lost)
+        place, reason = next(iter(self.lost.items()))
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        super().__init__(f"request {place} has no answer{more}: {reason}")
 
 
 class SessionError(OliveExtError):

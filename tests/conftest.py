@@ -6,13 +6,23 @@ from __future__ import annotations
 import os
 
 import onnxruntime
+import pytest
 from hypothesis import settings
 
+from tests.exports.cache import cache_folder
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
+os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker process say so
 
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=700, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache is the tests' own, also of processes that they start: one model is exported once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder() / "user"))
 
 
 class _OneThread(onnxruntime.SessionOptions):

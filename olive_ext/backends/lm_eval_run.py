@@ -13,6 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.journaled_lm import journaled
+from olive_ext.backends.lm_eval.lost_requests import answered_documents
 from olive_ext.backends.lm_eval_patches import (
     compiled_templates,
     environment_read_once,
@@ -52,6 +53,7 @@ def run_tasks(
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
+        answered_documents(tasks.tasks, getattr(lm, "lost", ())),
         journaled(lm, journal) as model,
     ):
         results: dict[str, Any] = lm_eval.simple_evaluate(

@@ -97,22 +97,29 @@ def load_tasks(
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
             or data cannot be loaded.
     """
-    folders = task_folders(include_path)
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
-        manager = TaskManager(include_path=folders, include_defaults=False)
-        found = [_find(spec, manager.task_index) for spec in specs]
-        for spec in specs:
-            refuse_metrics(_config(spec, manager.task_index), _names([spec]).strip("'"))
-        if any(missing for _, missing in found):
-            refuse_broken_files([name for _, missing in found for name in missing], folders)
-            manager = TaskManager(include_path=folders)
-            found = [_find(spec, manager.task_index) for spec in specs]
-            unknown = [name for _, missing in found for name in missing]
-            if unknown:
-                raise TaskError(_unknown(unknown, manager.all_tasks))
+        manager, found = find_tasks(specs, include_path)
         (seeds or Seeds()).plant()
         with sandboxed_templates():  # a task renders its first document as it is made
-            return LoadedTasks(manager, manager.load([spec for spec, _ in found]))
+            return LoadedTasks(manager, manager.load(found))
+
+
+def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> tuple[TaskManager, list[Any]]:
+    """lm-eval's manager of tasks, and `specs` as it loads them, without their data. Raises `TaskError` as `load_tasks`
+    does for what is unknown or missing."""
+    folders = task_folders(include_path)
+    manager = TaskManager(include_path=folders, include_defaults=False)
+    found = [_find(spec, manager.task_index) for spec in specs]
+    for spec in specs:
+        refuse_metrics(_config(spec, manager.task_index), _names([spec]).strip("'"))
+    if any(missing for _, missing in found):
+        refuse_broken_files([name for _, missing in found for name in missing], folders)
+        manager = TaskManager(include_path=folders)
+        found = [_find(spec, manager.task_index) for spec in specs]
+        unknown = [name for _, missing in found for name in missing]
+        if unknown:
+            raise TaskError(_unknown(unknown, manager.all_tasks))
+    return manager, [spec for spec, _ in found]
 
 
 def _names(specs: Sequence[Spec]) -> str:

@@ -6,7 +6,7 @@ nothing of how a model is scored.
 """
 
 from olive_ext.check.model_check import Findings, check_model
-from olive_ext.check.recipe import mistakes, read_recipe
+from olive_ext.check.recipe import blocks, mistakes, read_recipe
 from olive_ext.check.recipe_check import check_recipe
 
-__all__ = ["Findings", "check_model", "check_recipe", "mistakes", "read_recipe"]
+__all__ = ["Findings", "blocks", "check_model", "check_recipe", "mistakes", "read_recipe"]

@@ -231,10 +231,14 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:
     """What the engine takes; "predicted" and "tried" ones may change when the model is opened."""
-    for decision in model.decisions:
+    from olive_ext.check.graph_check import add_placement, on_graph
+
+    for decision in (on_graph(model, decision) for decision in model.decisions):
         if decision.name not in _ELSEWHERE:
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
+
+    add_placement(model, section.add)
 
 
 def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable[..., Session] | None = None) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.check.recipe import blocks, input_model, mapping, missing_files, mistakes, read_recipe
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model.folders import why_missing
 from olive_ext.run.bounds import refuse_names
-from olive_ext.run.costs import with_costs
+from olive_ext.run.costs import COSTS, with_costs
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -34,11 +34,22 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         valid.append(settings)
         if not missing_files(block, settings):
             with findings.noting_problems():
+                _refuse_unknown_tasks(settings, block.where)
                 refuse_names(with_costs(settings), block.where, loads_tasks=True)
     if not ours:
         findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
     _check_input_model(recipe, valid, findings, verify=verify)
     return findings
+
+
+def _refuse_unknown_tasks(settings: WorkflowSettings, where: str) -> None:
+    """Raises `TaskError` for tasks that lm-eval and the settings' folders do not have; loads no data."""
+    from olive_ext.backends.task_loading import find_tasks
+
+    try:
+        find_tasks([task for task in settings.tasks if task not in COSTS], settings.include_path)
+    except TaskError as error:
+        raise TaskError(f"'{where}.tasks': {error}") from error
 
 
 def _task_name(task: str | dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ COMMANDS = {
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
     "evalution": "Run Evalution's suites on one model, as its YAML specification says.",
     "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
+    "job": "Write the folder of a job for a recipe: job.yml, code, environment, README. Never submits it.",
     "check": "Say what a recipe or a model resolves to, without running it.",
     "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
 }
@@ -55,6 +56,13 @@ BASELINE_HELP = "Name or path of the report that the others are held against; by
 SPEC_HELP = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
 RESULT_HELP = "File for the result, as JSON. Without it stdout gets it; messages and bars go to stderr."
 OUTPUT_HELP = "Folder for compare.html. Without it only the table is printed."
+JOB_KINDS = ("azureml",)
+JOB_KIND_HELP = "Where the job is to run: azureml (a command job of Azure ML, for `az ml job create`)."
+JOB_OPTIONS = (
+    ("--compute", "compute", "NAME", "Compute cluster, or another target that Azure ML knows by this name."),
+    ("--output", "output", "DIR", "A folder that is new or empty."),
+)
+NODES_HELP = "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1."
 FOLDER_HELP = "A folder that is new or empty."
 COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
 
@@ -92,6 +100,11 @@ def build_parser() -> ArgumentParser:
     made["run"].epilog = RUN_HELP
     made["run"].add_argument("--config", "--run-config", metavar="RECIPE", required=True, help=RECIPE_HELP)
     made["run"].add_argument("-m", "--model_name_or_path", dest="model", metavar="MODEL", help=RUN_MODEL_HELP)
+    made["job"].add_argument("kind", metavar="|".join(JOB_KINDS), choices=JOB_KINDS, help=JOB_KIND_HELP)
+    made["job"].add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    for flag, key, metavar, text in JOB_OPTIONS:
+        made["job"].add_argument(flag, dest=key, metavar=metavar, required=True, help=text)
+    made["job"].add_argument("--nodes", metavar="N", type=_count, default=1, help=NODES_HELP)
     made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
     made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)
     add_options(made["check"], [option for option in OPTIONS if option.for_check])
@@ -99,6 +112,13 @@ def build_parser() -> ArgumentParser:
         "kind", metavar="|".join(SCHEMA_KINDS), nargs="?", choices=SCHEMA_KINDS, default="recipe", help=SCHEMA_HELP
     )
     return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -120,9 +140,9 @@ def quickstart_command(arguments: Namespace) -> int:
 def evaluate_command(arguments: Namespace) -> int:
     """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
     hours."""
-    config = EvaluationConfig.parse(written_values(arguments, arguments.model))
+    config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import print_table
-    from olive_ext.run import evaluate
+    from olive_ext.run import check_complete, evaluate
 
     try:
         report = evaluate(config, progress=True)
@@ -130,6 +150,7 @@ def evaluate_command(arguments: Namespace) -> int:
         print_table(cast("Report", error.report))
         raise
     print_table(report)
+    check_complete(report, config.on_error)
     return 0
 
 
@@ -193,6 +214,15 @@ def run_command(arguments: Namespace) -> int:
     return cli_run(arguments.passed_on)
 
 
+def job_command(arguments: Namespace) -> int:
+    """Writes a job's folder and says how to submit it."""
+    from olive_ext.jobs import make_azureml_job
+
+    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
+    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && az ml job create --file job.yml\n")
+    return 0
+
+
 def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to; raises `ConfigError` that names all problems where there are any."""
     from olive_ext.check import check_model, check_recipe
@@ -223,6 +253,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "compare": compare_command,
     "evalution": evalution_command,
     "run": run_command,
+    "job": job_command,
     "check": check_command,
     "schema": schema_command,
 }

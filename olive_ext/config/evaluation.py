@@ -6,6 +6,7 @@ there, and from `EvaluationConfig.model` on the command line and from Python.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,7 +47,13 @@ class ReferenceConfig(ModelConfig):
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
     keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
-    fit in the free memory and neither speed nor memory is to be measured."""
+    fit in the free memory and neither speed nor memory is to be measured; in a workflow with "input_model" it is
+    "recorded", so that the input model is asked once, for its own row and for all output models."""
+
+    export: Annotated[Literal["auto", "never"], BeforeValidator(word)] = "auto"
+    """"auto" runs a Hugging Face model on the CPU as an ONNX export in fp32, which is made once for its content, kept
+    in the user's cache, and trusted where it scores 20 requests as transformers do; what cannot be exported runs on
+    transformers. "never" always runs it there. A Hugging Face model as the evaluated one goes the same way."""
 
     records_dir: str | None = None
     """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
@@ -109,6 +116,10 @@ class EvaluationSettings(ExecutionSettings):
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
     package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
+    baseline: Annotated[Literal["auto", "lm_eval"], BeforeValidator(word)] = "auto"
+    """What runs a Hugging Face model as the evaluated one: "auto" this package's engine in float32
+    (`reference.export`), "lm_eval" lm-eval's own backend, as `model_args` do, which are that backend's."""
+
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
 
@@ -148,6 +159,10 @@ class EvaluationSettings(ExecutionSettings):
     """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
     except where `tokens_per_second` or `peak_memory` is measured."""
 
+    on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
+    """What becomes of requests that every worker crashed on (with `isolation` or `workers`): the others are evaluated
+    and reported in any case, with what is missing; then "stop" fails, and "report" does not."""
+
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
 
@@ -178,6 +193,13 @@ class EvaluationConfig(EvaluationSettings):
 
     model: ModelConfig
     """The model to evaluate."""
+
+    def as_job(self) -> Self:
+        """The evaluation as a job of its own, not a call in a Python program: `isolation` is decided."""
+        if self.isolation != "auto":
+            return self
+        isolation = "none" if "peak_memory" in self.tasks else os.environ.get("OLIVE_EXT_ISOLATION", "process")
+        return self.model_copy(update={"isolation": isolation})
 
     @property
     def journal(self) -> str | None:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Slots, Strict, Word, word
+from olive_ext.config.workers import Workers
 from olive_ext.errors import ConfigError
 
 ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
@@ -26,6 +27,8 @@ _LIKE_THE_CANDIDATE = (
     "max_length",
     "non_finite",
     "deterministic",
+    "isolation",
+    "workers",
 )
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
@@ -46,14 +49,16 @@ class EngineConfig(Strict):
     many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
-    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 256 for a prompt, and for texts that
-    are scored what has been measured to cost least on the opened model."""
+    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device; on
+    the CPU 256 for a prompt, and for texts that are scored what has been measured to cost least on the opened model."""
 
-    scoring: Annotated[Literal["auto", "branches", "rows"], BeforeValidator(word)] = "auto"
-    """How texts that are scored share a step. "branches" makes tree batches: many texts behind their common prefix in
-    one step. "rows" computes one text after the other. "auto" takes the one that has been measured to be faster on the
-    opened model, and "rows" where tree batches are impossible (on any device but the CPU, and with the shape buckets
-    of `shapes` or `graph_capture`) or where activations are rounded to few bits (the numbers would differ by that
+    scoring: Annotated[Literal["auto", "branches", "packed", "rows"], BeforeValidator(word)] = "auto"
+    """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common
+    prefix in one step. "packed" fills steps with the tokens of many texts and prompts on CUDA and WebGPU, where
+    attention over a paged cache takes the place of the graph's. "rows" computes one text after the other. "auto" is
+    "packed" where that is possible and agrees with the graph's attention when the model is opened; on the CPU it takes
+    of the other two what has been measured to be faster on the opened model. It is "rows" with the shape buckets of
+    `shapes` or `graph_capture`, and where activations are rounded to few bits (the numbers would differ by that
     rounding); the execution's `scoring` names the choice."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
@@ -88,6 +93,10 @@ class EngineConfig(Strict):
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
 
+    encoder_provider: Word | None = None
+    """Execution provider of the encoders of pictures and sound, where it is not the decoder's: exporters give encoders
+    operators that some providers lack. Their features are then copied to the decoder's device."""
+
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
 
@@ -100,8 +109,8 @@ class EngineConfig(Strict):
         """Refuses settings that need shape buckets together with settings that need steps of any shape."""
         few = [f"'{name}' = true" for name in ("strict_shapes", "graph_capture") if getattr(self, name)]
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
-        if few and self.scoring == "branches":
-            raise ValueError(f"{few[0]} excludes 'scoring' = \"branches\", whose steps have any shape")
+        if few and self.scoring in ("branches", "packed"):
+            raise ValueError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
         if few and self.decode_ahead is True:
             raise ValueError(f"{few[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host")
         if self.strict_shapes and self.shapes == "any":
@@ -171,6 +180,15 @@ class ExecutionSettings(Strict):
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
+
+    isolation: Annotated[Literal["auto", "process", "none"], BeforeValidator(word)] = "auto"
+    """"process" runs the model in a worker process, which is started again where it crashes, hangs or is killed: that
+    costs the chunk of requests in flight. "auto" is "process" in a workflow and on the command line, except where
+    `peak_memory` is measured, and "none" elsewhere; the environment's OLIVE_EXT_ISOLATION overrules it. lm-eval's
+    Hugging Face baseline is always in this process."""
+
+    workers: Workers | None = None
+    """Runs the model on several workers, on this machine or a Ray cluster: how many, or a mapping."""
 
 
 class OpenSettings(ExecutionSettings):

@@ -6,8 +6,9 @@ An item's tokens are a run of placeholders that the item's features replace. Kno
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,25 @@ class FeatureRows:
     item: MediaItem
     first: int
     stop: int
+
+
+def token_bucket(num_tokens: int) -> int:
+    """The bucket of items with so many tokens: 8, 16, 32 and from there on a third to a half more each time; always
+    larger, so that there is a tail to be filled."""
+    return next(size for size in _sizes() if size > num_tokens)
+
+
+def token_buckets(most: int) -> list[int]:
+    """All buckets of items with up to `most` tokens."""
+    return list(takewhile(lambda size: size <= token_bucket(most), _sizes()))
+
+
+def _sizes() -> Iterator[int]:
+    yield from (8, 16, 32)
+    size = 32
+    while True:
+        yield from (size * 3 // 2, size * 2)
+        size *= 2
 
 
 def media_key(media: Media) -> str:

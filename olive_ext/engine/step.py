@@ -8,8 +8,8 @@ Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -36,8 +36,43 @@ class Batching(str, Enum):
     PACKED = "packed"
     """A step decodes any slots, with any numbers of tokens."""
 
+    ALIKE = "alike"
+    """A step has any slots whose rows are alike; `RowMix` says how far."""
+
     POOL = "pool"
     """A step has a row for every slot; slots that are not decoding have idle rows."""
+
+
+@dataclass(frozen=True)
+class RowMix:
+    """Which rows of a runner with `Batching.ALIKE` may share a step. They all have equally many tokens."""
+
+    pasts: bool = False
+    """One token each, behind different numbers of positions; otherwise behind equally many."""
+
+    prompts: bool = False
+    """Several tokens each, behind nothing."""
+
+    continued: bool = False
+    """Several tokens each, behind equally many positions."""
+
+    sources: bool = True
+    """Sources of different shapes."""
+
+    def group(self, past: int, num_tokens: int, source: Source | None) -> Hashable | None:
+        """What rows that may share a step have in common; None for a row that runs alone."""
+        shape = None if self.sources or source is None else source.array.shape
+        if num_tokens == 1:
+            return (1, None if self.pasts else past, shape)
+        return (num_tokens, past, shape) if (self.continued if past else self.prompts) else None
+
+    def both(self, other: RowMix) -> RowMix:
+        """What `other` allows, too."""
+        return RowMix(*(mine and its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+
+ALONE = RowMix()
+"""Every row runs alone, but for one token each behind equally many positions."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ class StepLoop:
     def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Positions of a slot, and cells of the shared-prefix cache."""
         if not self._steps.size:
-            return _most_positions(requests), 0
+            most, group = _most_positions(requests), self.traits.row_group
+            return min(most + -most % group, self.traits.context_length), 0
         scored = [request for request in requests if request.generation is None]
         cells = FIRST_CELL + _most_positions(scored) + self._steps.size if scored else 0
         cells = min(cells, CELLS_PER_POSITION * self.traits.context_length)

@@ -27,17 +27,21 @@ _LENGTHS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
 _TRUTHS = frozenset({"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"})
 
 
-def large_nodes(model: onnx.ModelProto) -> dict[str, str]:
+def large_nodes(model: onnx.ModelProto, *, floats_only: bool = False) -> dict[str, str]:
     """Node name -> what it is in words ("GroupQueryAttention '/layers.0/attn' of float32"), for every node with a large
     output. Nodes without a name are left out.
 
     An output is small where it is known to have at most `SMALL` elements, and where it has integers or truth values in
-    two axes at most: token ids, masks and positions come from the host in every step.
+    two axes at most, besides axes of few elements: token ids, masks and positions come from the host in each step. With
+    `floats_only` integers and truth values are small whatever their shape: grids and patches of an encoder, which runs
+    once for a picture.
     """
     shapes, types = Shapes(model.graph), _types(model.graph)
     found = {}
     for node in model.graph.node:
         values = [value for value in node.output if value]
+        if floats_only:
+            values = [value for value in values if types.get(value, _FLOAT) in _FLOATS]
         if node.name and any(_is_large(shapes.of.get(value), types.get(value)) for value in values):
             dtype = next((_FLOATS[types[value]] for value in node.input if types.get(value) in _FLOATS), None)
             found[node.name] = f"{node.op_type} '{node.name}'" + (f" of {dtype}" if dtype else "")
@@ -47,9 +51,9 @@ def large_nodes(model: onnx.ModelProto) -> dict[str, str]:
 def _is_large(shape: tuple[int | str | None, ...] | None, elem_type: int | None) -> bool:
     if shape is None:
         return True
-    if elem_type is not None and elem_type not in _FLOATS and len(shape) <= 2:
-        return False
     sizes = [axis for axis in shape if isinstance(axis, int)]
+    if elem_type is not None and elem_type not in _FLOATS and len(shape) - len(sizes) <= 2:
+        return len(shape) > 2 and math.prod(sizes) > SMALL
     return len(sizes) < len(shape) or math.prod(sizes) > SMALL
 
 

@@ -8,7 +8,7 @@ Axes: N slots, H heads, L positions, D head size, S tokens, P past.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
@@ -16,19 +16,39 @@ from olive_ext.graph.nodes import model_of
 
 INPUTS = ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length")
 OUTPUT = "attended"
-"""Inputs and output of `attention_graph`. The graphs of KV rows have `x<i>` and `y<i>` for each KV tensor."""
+"""Inputs and output of `attention_graph`. The other graphs of KV rows have `x<i>` and `y<i>` for each KV tensor."""
 
 _value = helper.make_tensor_value_info
 
 
-def slice_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` = the first `length`[1] positions of `x` [N,H,L,D]."""
-    nodes = [helper.make_node("Slice", [f"x{i}", "start", "length", "axis"], [f"y{i}"]) for i in range(len(elem_types))]
-    constants = [
-        helper.make_tensor("start", TensorProto.INT64, [1], [0]),
-        helper.make_tensor("axis", TensorProto.INT64, [1], [2]),
-    ]
-    return _rows_graph(nodes, elem_types, ["x"], ("length", [1]), constants=constants)
+class StackedTensor(NamedTuple):
+    """A tensor of `stack_graph`, and the axis of its positions; None where it has none."""
+
+    elem_type: int
+    rank: int
+    position_axis: int | None
+
+
+def stack_graph(tensors: Sequence[StackedTensor], num_parts: int) -> bytes:
+    """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
+    `positions_<part>`[L]."""
+    inputs, outputs, nodes, indices = [], [], [], set()
+    for i, (elem_type, rank, position_axis) in enumerate(tensors):
+        parts = []
+        for part in range(num_parts):
+            value = f"x{i}_{part}"
+            inputs.append(_value(value, elem_type, [None] * rank))
+            for name, axis in (("rows", 0), ("positions", position_axis)):
+                if axis is not None:
+                    index, taken = f"{name}_{part}", f"{value}_{name}"
+                    nodes.append(helper.make_node("Gather", [value, index], [taken], axis=axis))
+                    indices.add(index)
+                    value = taken
+            parts.append(value)
+        nodes.append(helper.make_node("Concat", parts, [f"y{i}"], axis=0))
+        outputs.append(_value(f"y{i}", elem_type, [None] * rank))
+    inputs += [_value(index, TensorProto.INT64, [None]) for index in sorted(indices)]
+    return _serialized(helper.make_graph(nodes, "stack", inputs, outputs))
 
 
 def take_row_graph(elem_types: Sequence[int]) -> bytes:
@@ -59,7 +79,7 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
 
 
 FEATURES = "y"
-"""The output of `cut_graph` and `join_graph`."""
+"""The output of `cut_graph`, `join_graph` and `fold_graph`."""
 
 
 def cut_graph(elem_type: int) -> bytes:
@@ -85,6 +105,19 @@ def join_graph(elem_type: int) -> bytes:
     return _serialized(helper.make_graph(nodes, "join", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
 
 
+def fold_graph(elem_type: int) -> bytes:
+    """`y` [B,S,H] = `x` [1,N,H], whose N tokens are `rows`[1] rows one behind the other."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["width"], start=-1),
+        helper.make_node("Concat", ["rows", "rest", "width"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], [FEATURES]),
+    ]
+    inputs = [_value("x", elem_type, [1, "N", "H"]), _value("rows", TensorProto.INT64, [1])]
+    rest = helper.make_tensor("rest", TensorProto.INT64, [1], [-1])
+    outputs = [_value(FEATURES, elem_type, ["B", "S", "H"])]
+    return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, [rest]))
+
+
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] behind a past [1, H, P, D], to `attended` of the
     shape of `query`. `seqlens_k` int32[1] is the total length less one."""
@@ -105,7 +138,6 @@ def _rows_graph(
     elem_types: Sequence[int],
     tensors: Sequence[str],
     *indices: tuple[str, list[int | str]],
-    constants: Sequence[TensorProto] = (),
 ) -> bytes:
     inputs = [
         _value(f"{name}{i}", kind, [f"{name}{i}_{axis}" for axis in "NHLD"])
@@ -114,7 +146,7 @@ def _rows_graph(
     ]
     inputs += [_value(name, TensorProto.INT64, shape) for name, shape in indices]
     outputs = [_value(f"y{i}", kind, [f"y{i}_{axis}" for axis in "NHLD"]) for i, kind in enumerate(elem_types)]
-    return _serialized(helper.make_graph(nodes, "rows", inputs, outputs, list(constants)))
+    return _serialized(helper.make_graph(nodes, "rows", inputs, outputs))
 
 
 def _serialized(graph: GraphProto, *domains: str) -> bytes:

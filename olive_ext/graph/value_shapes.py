@@ -24,7 +24,7 @@ SAME_SHAPE = frozenset(
     | {"FastGelu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LayerNormalization", "LeakyRelu", "Log", "Neg"}
     | {"Not", "QuantizeLinear", "QuickGelu", "RMSNormalization", "Reciprocal", "Relu", "RotaryEmbedding", "Sigmoid"}
     | {"SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax"}
-    | {"Softplus", "Sqrt", "Swish", "Tanh", "Cos", "Sin", "Round"}
+    | {"Softplus", "Sqrt", "Swish", "Tanh", "Cos", "Sin", "Round", "CumSum"}
 )
 """Operators whose first output has the shape of their first input."""
 

@@ -46,6 +46,13 @@ def read_picture(given: Given) -> Image.Image:
         raise TaskError(f"{_named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
+def blank(width: int, height: int) -> Image.Image:
+    """A picture of nothing."""
+    from PIL import Image
+
+    return Image.new("RGB", (width, height))
+
+
 def content_key(picture: Image.Image, settings: str) -> str:
     """Digest of the pixels and of how they are prepared."""
     digest = hashlib.sha256(f"{settings} {picture.size} ".encode())

@@ -10,14 +10,15 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import isqrt
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import MediaItem
+from olive_ext.engine.media import MediaItem, token_buckets
 from olive_ext.errors import ModelError, TaskError, first_line
-from olive_ext.media.pictures import Given, content_key, read_picture
+from olive_ext.media.pictures import Given, blank, content_key, read_picture
 from olive_ext.media.processors import load_image_processor
 from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
@@ -45,12 +46,19 @@ class MediaProcessor:
     def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
         self.spec = spec
         self._files = files
+        self.kept_bytes = KEPT_BYTES
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to prepare the pictures of items that are sent to it."""
-        return {"spec": self.spec, "_files": self._files, "_known": {}, "_kept": OrderedDict()}
+        return {
+            "spec": self.spec,
+            "_files": self._files,
+            "kept_bytes": self.kept_bytes,
+            "_known": {},
+            "_kept": OrderedDict(),
+        }
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
@@ -66,6 +74,22 @@ class MediaProcessor:
         extent = self._known[key]
         load = partial(self._load, key, given)
         return MediaItem(modality, key, extent.num_tokens, encoder.placeholder, load, extent.grid)
+
+    def dummies(self, most: int) -> list[MediaItem]:
+        """Pictures of every shape that an encoder can meet with up to `most` tokens: one where the processor makes all
+        alike, else one for each bucket."""
+        found = [self.item(Modality.IMAGE, blank(64, 64))]
+        if found[0].grid is None:
+            return found
+        processor, _ = self._loaded
+        side = int(processor.patch_size) * int(processor.merge_size)
+        smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]
+        for bucket in token_buckets(min(most, largest // side**2)):
+            height = isqrt(bucket - 1)
+            width = (bucket - 1) // height
+            if smallest <= height * width * side**2 <= largest:
+                found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
+        return found
 
     def describe(self, *, load: bool = False) -> Mapping[str, Any]:
         """The processor and its file, where it is loaded or shall be."""
@@ -91,7 +115,7 @@ class MediaProcessor:
 
     def _keep(self, key: str, arrays: Arrays) -> Arrays:
         self._kept[key] = arrays
-        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > KEPT_BYTES:
+        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > self.kept_bytes:
             self._kept.popitem(last=False)
         return arrays
 

@@ -1,5 +1,5 @@
-"""The door to transformers' image processors, made from a package's own files; they run on PIL and run no code of the
-package.
+"""The door to transformers' image processors and feature extractors, made from a package's own files. They run on PIL
+and numpy, and run no code of the package.
 
 A package has them as transformers writes them (preprocessor_config.json, processor_config.json), or in the form of
 onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that is read here.
@@ -13,6 +13,7 @@ from typing import Any
 
 from olive_ext.errors import ModelError, first_line
 from olive_ext.model.package_config import read_json
+from olive_ext.model.types import TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 EXTENSIONS_FILES = ("processor_config.json", "image_processor.json", "vision_processor.json")
@@ -32,6 +33,28 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
                 return _of_extensions(content, folder / name), folder / name
     looked = ", ".join(f"'{folder}'" for folder in folders)
     raise ModelError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
+
+
+def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
+    """The extractor of features of sound that the first of `folders` has; where none has one, Whisper's for an encoder
+    that takes `source` [B, mels, frames]. Raises `ModelError` where its features would not fit."""
+    from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
+
+    load: Any = AutoFeatureExtractor.from_pretrained
+    _, mels, frames = source.shape
+    for folder in dict.fromkeys(folders):
+        file = folder / HF_FILES[0]
+        if file.is_file() and "feature_extractor_type" in read_json(file):
+            found = load(str(folder))
+            if isinstance(mels, int) and found.feature_size != mels:
+                raise ModelError(
+                    f"'{file}' makes {found.feature_size} mels; the encoder takes '{source.name}' {list(source.shape)}"
+                )
+            return found
+    if not isinstance(mels, int) or not isinstance(frames, int):
+        raise ModelError(f"no {HF_FILES[0]} is in the package, and the encoder does not declare its features' shape")
+    extractor: Any = WhisperFeatureExtractor
+    return extractor(feature_size=mels, chunk_length=frames * 160 // 16000)
 
 
 def _is_hf(content: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.free_memory import Memory, UnmeasuredError, memory_of
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, Role
 
 Runtime = Literal["onnxruntime", "genai", "transformers"]
 
@@ -35,6 +35,9 @@ PLANNED_POSITIONS = 4096
 
 DEFAULT_CHUNK = 256
 """Tokens of a prompt's step, where the user names no number."""
+
+DEVICE_CHUNK = 1024
+"""The same on a device other than the CPU. Longer steps over a paged cache are reported to fail near a full context."""
 
 BUCKET_FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": "bucketed"}
 
@@ -107,11 +110,16 @@ def choose_num_slots(
     return min(most, fitting, cap or most), why + limited
 
 
-def choose_chunk_size(config: EngineConfig) -> tuple[int, str]:
+def choose_chunk_size(config: EngineConfig, device: str = "cpu") -> tuple[int, str]:
     """The most tokens of a prompt's step, before the device and the graph are tried."""
-    if config.chunk_size == "auto":
-        return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
-    return config.chunk_size, "engine.chunk_size"
+    if config.chunk_size != "auto":
+        return config.chunk_size, "engine.chunk_size"
+    if device != "cpu":
+        return (
+            DEVICE_CHUNK,
+            f"auto: the {device} device needs many tokens for its arithmetic to outweigh a step's launches",
+        )
+    return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
 
 
 SHORT_STEP = 31
@@ -177,13 +185,25 @@ def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = T
 
 
 def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
-    """Whether texts are to be scored in tree batches ("branches") or one after the other ("rows").
+    """Whether texts are to be scored in packed steps ("packed"), in tree batches ("branches"), or one after the other
+    ("rows"). Raises `ConfigError` where packed steps are demanded in vain.
 
-    Tree batches are tried out on the opened model: the graph may reject them, and the device may compute them wrongly.
-    Where activations are rounded, only the setting "branches" chooses them.
+    Packed steps and tree batches are tried out on the opened model: the graph may reject them, and the device may
+    compute them wrongly. Where activations are rounded, only the setting "branches" chooses them.
     """
+    if spec.is_paged:
+        return Decision("scoring", "packed", "the graph has a paged cache")
     if config.scoring == "rows":
         return Decision("scoring", "rows", "engine.scoring")
+    if device in PAGED_CACHES and config.scoring != "branches":
+        reason = against_packing(config, device, spec, buckets)
+        if reason is None:
+            return Decision("scoring", "packed", f"{config.scoring}: if attention over a paged cache agrees", "tried")
+        if config.scoring == "packed":
+            raise ConfigError(f"'engine.scoring' = \"packed\": {reason}")
+        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {reason}")
+    if config.scoring == "packed":
+        raise ConfigError(f"'engine.scoring' = \"packed\": CUDA and WebGPU have paged attention, {device} has not")
     if buckets.steps != "none":
         return Decision("scoring", "rows", "branches have any shape, and steps have few")
     if reason := against_buckets(spec):
@@ -196,6 +216,26 @@ def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets
         return Decision("scoring", "rows", f"{ONE_BY_ONE}: {reason}")
     return Decision("scoring", "branches", f"{config.scoring}: until there has been enough work to measure", "tried")
 
+
+def against_packing(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> str | None:
+    """Why a graph is not to be opened with its attention over a paged cache, for packed steps; None where it may be."""
+    if config.graph == "untouched":
+        return "the graph is to run as it is, and packed steps need another attention"
+    if buckets.steps != "none":
+        return "packed steps have any shape, and steps are to have few"
+    if reason := against_buckets(spec):
+        return reason
+    if any(found.role is Role.POSITION_IDS and len(found.tensor.shape) == 3 for found in spec.inputs):
+        return "positions are on three axes"
+    if device == "webgpu" and spec.rounds_rows:
+        return "packed steps add up in another order, which the rounding of activations would show"
+    if others := {tensor.elem_type for tensor in spec.kv} - PAGED_CACHES[device]:
+        return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
+    return None
+
+
+PAGED_CACHES = {"cuda": frozenset({3, 10, 16, 17}), "webgpu": frozenset({10})}
+"""By device the element types of caches that PagedAttention takes (ONNX's INT8, FLOAT16, BFLOAT16, FLOAT8E4M3FN)."""
 
 ONE_BY_ONE = "texts are scored one after the other"
 """Begins the notes on why there are no tree batches, where a user may have expected them."""

@@ -28,6 +28,11 @@ log lines go to stderr, in colour, past Python. With OLIVE_EXT_DEBUG=1 they are 
 
 _CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
 _SOURCE = re.compile(r"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ")
+
+_NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
+"""ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
+a prompt. FlashAttention takes any length as it comes. Who sets the variable decides."""
+
 _DEFAULTS = ExecutionSettings()
 
 
@@ -138,6 +143,7 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
     else:
         arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
     if any(provider.device == "cuda" for provider in providers):
+        os.environ.setdefault(*_NO_CUDNN_ATTENTION)
         _preload_cuda(onnxruntime)
     try:
         session = onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)

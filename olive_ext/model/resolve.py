@@ -117,11 +117,14 @@ class ResolvedModel:
     @cached_property
     def spec(self) -> DecoderSpec:
         """The decoder's interface, with a note for each decision of which a user may have expected another one."""
+        return self.spec_of(read_graph(self.files.decoder))
+
+    def spec_of(self, graph: Any) -> DecoderSpec:
+        """The interface of `graph` (onnx.ModelProto), the decoder's or one that was made of it."""
         from olive_ext.model.decoder_spec import read_spec  # imported here: it brings onnx along
 
         files, adapters = self.files, self.settings.engine.adapters
         provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
-        graph = read_graph(files.decoder)
         try:
             return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
@@ -147,6 +150,12 @@ class ResolvedModel:
             )
         except ModelError as error:
             return MediaSpec((), problem=str(error))
+
+    @property
+    def warms_encoders(self) -> bool:
+        """Whether encoders of pictures and sound run in shape buckets, all of them beforehand."""
+        engine = self.settings.engine
+        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers[0].plans_shapes
 
     @cached_property
     def context_length(self) -> int | None:
@@ -224,7 +233,7 @@ class ResolvedModel:
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
         yield Decision("num_slots", *decisions.choose_num_slots(self.settings, spec, self.device), "predicted")
-        size, why = decisions.choose_chunk_size(engine)
+        size, why = decisions.choose_chunk_size(engine, self.device.kind)
         is_tried = not spec.is_kv_in_place and not spec.cross
         is_tried |= decisions.is_attention_at_risk(size, self.device, spec)
         yield Decision("chunk_size", size, why, _tried(is_tried))

@@ -12,6 +12,9 @@ from pydantic import BeforeValidator
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
+NAME = "name"
+"""Key of what people call a model, among its facts; else its path stands for it."""
+
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float that reads null as NaN, which strict JSON has not."""
 

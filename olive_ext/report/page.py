@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from olive_ext.errors import ConfigError
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
 
@@ -70,7 +70,7 @@ def page_of(report: Report) -> Page:
     comparison = report.comparison
     if comparison is None:
         return Page(candidate.name, (candidate,), created=report.created)
-    name = _short_path(str(comparison.reference.get("path", "reference")))
+    name = str(comparison.reference.get(NAME) or _short_path(str(comparison.reference.get("path", "reference"))))
     if name == candidate.name:
         name = f"{name} (reference)"
     metrics = read_metrics(comparison.metrics) if "results" in comparison.metrics else ()
@@ -79,8 +79,13 @@ def page_of(report: Report) -> Page:
 
 
 def model_name(report: Report) -> str:
-    """The passes that made the model where a report has them, else the part of its path that distinguishes it."""
-    return joined_passes(report, " → ") or _short_path(str(report.model.get("path", "model")))
+    """What people call the model, or the passes that made it, where a report has them; else the part of its path that
+    distinguishes it."""
+    return (
+        str(report.model.get(NAME) or "")
+        or joined_passes(report, " → ")
+        or _short_path(str(report.model.get("path", "model")))
+    )
 
 
 def joined_passes(report: Report, arrow: str) -> str:

@@ -44,6 +44,9 @@ class Report:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration as written."""
 
+    missing: tuple[Mapping[str, Any], ...] = ()
+    """Requests without an answer: task, document and reason. Their documents count in no metric."""
+
     created: str = ""
     """ISO 8601 time with time zone."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL
+from olive_ext.report.comparison import ALL, NAME
 from olive_ext.report.metrics import NAMES, Metric
 from olive_ext.report.numbers import NO_VALUE, Measured, number
 from olive_ext.report.page import Column, joined_passes
@@ -37,7 +37,12 @@ def metric_table(report: Report) -> Table:
         for metric in report.metrics
         if metric.metric not in compared
     ]
-    return Table(str(report.model.get("path", "model")), heads, rows, ("task", "metric", "filter", "better"))
+    return Table(
+        str(report.model.get(NAME) or report.model.get("path", "model")),
+        heads,
+        rows,
+        ("task", "metric", "filter", "better"),
+    )
 
 
 @dataclass(frozen=True)
@@ -188,13 +193,26 @@ def _range(metric: Metric) -> tuple[float, float]:
     return metric.value - half, metric.value + half
 
 
+_PHASES = {
+    "tasks": "loading the tasks",
+    "export": "exporting the float model",
+    "load": "opening the models",
+    "reference": "the reference",
+    "candidate": "the model",
+    "statistics": "statistics",
+}
+"""The phases of an evaluation, in order."""
+
+_LEAST_REST = 0.05
+"""Seconds of no phase that are told."""
+
 _COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "size_on_disk": ("Size on disk", numbers.size),
     "tokens_per_second": ("Tokens per second", numbers.count),
     "peak_memory": ("Peak memory", numbers.size),
     "peak_device_memory": ("Peak memory of the device", numbers.size),
     "seconds": ("Time, all of it", numbers.duration),
-    "seconds_load": ("of which opening the model", numbers.duration),
+    **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in _PHASES.items()},
     "tokens_naive": ("Tokens in the requests", numbers.count),
     "tokens_fed": ("of which computed (the rest was shared)", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
@@ -209,6 +227,14 @@ def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
         for key, (title, form) in _COSTS.items()
         if any(key in costs for costs in known)
     ]
+
+
+def phases_of(engine: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Name and seconds of each phase that took any, and of the rest."""
+    found = {name: engine[f"seconds_{name}"] for name in _PHASES if engine.get(f"seconds_{name}")}
+    yield from found.items()
+    if found and (rest := engine["seconds"] - sum(found.values())) >= _LEAST_REST:
+        yield "rest", rest
 
 
 def _costs(column: Column) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from olive_ext.report.page import Page
 from olive_ext.report.report import Report
-from olive_ext.report.scores import cost_rows, metric_table, score_rows
+from olive_ext.report.scores import cost_rows, metric_table, phases_of, score_rows
 from olive_ext.report.verdict import verdict
 from olive_ext.report.view import SIGNS, Table, comparison_tables, difference_rows, divergence_rows, sentences
 
@@ -47,10 +47,21 @@ def print_table(report: Report, file: IO[str] | None = None) -> None:
     names = ", ".join(str(provider.get("name", provider)) for provider in report.providers)
     if names:
         console.print(f"providers: {names}", markup=False)
+    for line in _costs(report):
+        console.print(line, markup=False)
+
+
+def _costs(report: Report) -> Iterator[str]:
+    """Tokens and time, all of it by phase; how a Hugging Face model was run."""
+    reference = report.comparison.reference if report.comparison is not None else {}
+    for name, facts in (("the model", report.model), ("the reference", reference)):
+        if facts.get("export"):
+            yield f"{name} {facts['export']}"
     fed, naive, seconds = (report.engine.get(name) for name in ("tokens_fed", "tokens_naive", "seconds"))
     if isinstance(seconds, int | float):
         tokens = f"{fed} tokens fed of {naive} in the requests, " if fed and naive else ""
-        console.print(f"{tokens}{seconds:.1f} s", markup=False)
+        phases = ", ".join(f"{name} {spent:.1f}" for name, spent in phases_of(report.engine))
+        yield f"{tokens}{seconds:.1f} s{f' ({phases})' if phases else ''}"
 
 
 def print_page(page: Page, file: IO[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from olive_ext.report import numbers
 from olive_ext.report.changes import difference_texts
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, NAME, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import Measured
 from olive_ext.report.page import Contrast
 from olive_ext.report.verdict import verdict
@@ -74,7 +74,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _path(comparison: Comparison) -> str:
-    return str(comparison.reference.get("path", "the reference"))
+    return str(comparison.reference.get(NAME) or comparison.reference.get("path", "the reference"))
 
 
 def _overall_last(divergences: Sequence[Divergence]) -> list[Divergence]:

@@ -1,6 +1,6 @@
 """The one road of every entry: `evaluate(config) -> Report`; and `compare` over earlier reports."""
 
 from olive_ext.run.earlier_reports import compare
-from olive_ext.run.evaluation import evaluate
+from olive_ext.run.evaluation import check_complete, evaluate
 
-__all__ = ["compare", "evaluate"]
+__all__ = ["check_complete", "compare", "evaluate"]

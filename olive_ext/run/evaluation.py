@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, RunError, UnwrittenError
-from olive_ext.report import Report, check_writable, write
+from olive_ext.report import Metric, Report, check_writable, write
+from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from olive_ext.records.journal import Journal
 
 
-def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False) -> Report:
+@dataclass(frozen=True)
+class Names:
+    """What people call the models, where that is not their paths."""
+
+    model: str | None = None
+    reference: str | None = None
+
+
+def evaluate(
+    config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False, names: Names | None = None
+) -> Report:
     """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
 
     `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
@@ -41,6 +51,7 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
         _refuse_missing(config, models)
     with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
         report, write_logs = _evaluate(models, lm, log_folder)
+        report = _named(report, names or Names())
         try:
             write_logs()
             if config.output_dir is not None:
@@ -49,6 +60,14 @@ def evaluate(config: EvaluationConfig, *, lm: LM | None = None, progress: bool =
             raise UnwrittenError(str(error), report) from error
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
+
+
+def _named(report: Report, names: Names) -> Report:
+    model = {NAME: names.model, **report.model} if names.model else report.model
+    comparison = report.comparison
+    if comparison is not None and names.reference:
+        comparison = replace(comparison, reference={NAME: names.reference, **comparison.reference})
+    return replace(report, model=model, comparison=comparison)
 
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[Report, Callable[[], object]]:
@@ -60,7 +79,8 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
 
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
-    tasks = load_tasks(names, config.include_path, seeds) if names else None
+    with models.clock.phase("tasks"):
+        tasks = load_tasks(names, config.include_path, seeds) if names else None
     if tasks is not None:
         refuse_shots(tasks.tasks, config.num_fewshot)
         check_numbers(config.gen_kwargs)
@@ -68,22 +88,17 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     if comparer is not None:
         comparer.prepare()
     with PeakMemory() as memory:
-        begin = time.monotonic()
         opened = None
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
         journal = models.keep_answers(model) if model is not None else None
         try:
-            loaded = time.monotonic()
-            results = _run(models, model, tasks, seeds, journal, comparer)
-            seconds = {"seconds": time.monotonic() - begin, "seconds_load": loaded - begin}
-            report = _report(models, model, results, seconds, memory.bytes)
-            if comparer is not None and model is not None:
-                comparison = comparer.finish(model, results)
-                own = [metric for metric in report.metrics if metric.task != NON_FINITE]
-                metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
-                report = replace(report, metrics=metrics, comparison=comparison)
+            with models.clock.phase("candidate"):
+                results = _run(models, model, tasks, seeds, journal, comparer)
+            peak_memory = memory.bytes
+            comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
+            report = _report(models, model, results, peak_memory, comparison)
         finally:
             if lm is not None and hasattr(lm, "session"):
                 lm.session.keep_answers(None)
@@ -96,16 +111,27 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     return report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields)
 
 
+def check_complete(report: Report, on_error: str) -> None:
+    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    if report.missing and on_error == "stop":
+        first = report.missing[0]
+        raise RunError(
+            f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
+            f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
+        )
+
+
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
     imported for seconds."""
+    asked_tasks(config)
     task_folders(config.include_path)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)
-    for model in (models.own, models.other) if config.reference is not None else (models.own,):
+    for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
         if model.kind == "onnx":
             _ = model.providers
 
@@ -140,7 +166,7 @@ def _run(
 
 
 def _report(
-    models: Models, lm: LM | None, results: Mapping[str, Any], seconds: Mapping[str, float], peak_memory: int
+    models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
     from olive_ext.backends.package_versions import versions
 
@@ -154,24 +180,33 @@ def _report(
         size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
-        seconds=seconds["seconds"] - seconds["seconds_load"],
+        seconds=models.clock.spent("candidate"),
     )
+    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
+    if comparison is not None:
+        own = [metric for metric in metrics if metric.task != NON_FINITE]
+        metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
     return Report(
-        metrics=(*read_metrics(results), *costs),
+        metrics=metrics,
         results={name: value for name, value in results.items() if name != "samples"},
         model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions(),
         hardware=describe_hardware(),
-        engine={**counters, **seconds},
+        engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
+        missing=tuple(
+            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
+        ),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        comparison=comparison,
     )
 
 
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
-    kind = models.own.kind if lm is None else getattr(lm, "kind", "hf")
-    identity = {"path": models.config.model.path, "kind": kind}
+    path = models.config.model.path
+    kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
+    identity = {"path": path, "kind": kind, **models.export_note(path)}
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

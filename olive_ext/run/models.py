@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EvaluationConfig
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.journal import Journal
+from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.export import Exported, cache_folder, exported
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
+
+logger = logging.getLogger("olive.olive_ext")
 
 
 class Models:
@@ -24,16 +28,16 @@ class Models:
     Opening raises `ModelError`, `ProviderError` or `ConfigError`.
     """
 
-    def __init__(self, config: EvaluationConfig, progress: bool = False) -> None:
+    def __init__(self, config: EvaluationConfig, progress: bool = False, clock: Clock | None = None) -> None:
         self.config = config
         self.progress = progress
+        self.clock = clock or Clock()
         self._records: Path | None = None
         self._length: int | None = None
 
     @cached_property
-    def own(self) -> ResolvedModel:
-        """The evaluated model. For an ONNX model the settings of opening it in `model_args` apply; a baseline's
-        `model_args` go to HFLM."""
+    def given(self) -> ResolvedModel:
+        """The evaluated model as it was given. For an ONNX model the settings of opening it in `model_args` apply."""
         model, model_args = resolve(self.config.opening()), self.config.model_args
         if model.kind == "hf" or not model_args:
             return model
@@ -41,16 +45,50 @@ class Models:
 
         return model.patched(OrtLMArguments.parse(model_args, where="OrtLM").opening())
 
+    @property
+    def is_lm_evals(self) -> bool:
+        """Whether the evaluated model is run by lm-eval's Hugging Face backend, whose arguments `model_args` are."""
+        return self.given.kind == "hf" and (self.config.baseline == "lm_eval" or bool(self.config.model_args))
+
     @cached_property
+    def _exports(self) -> dict[str, Exported]:
+        return {}
+
+    @property
+    def own(self) -> ResolvedModel:
+        """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
+        return self.given if self.is_lm_evals else self._as_run(self.given)
+
+    @property
     def other(self) -> ResolvedModel:
-        """The reference as it is run when both models are resident; see `ModelSettings.of_reference`."""
-        return resolve(self.own.settings.of_reference(self.config.reference_patch()))
+        """The reference as it is run; see `ModelSettings.of_reference`."""
+        return self._as_run(self.given_reference)
+
+    @cached_property
+    def given_reference(self) -> ResolvedModel:
+        """The reference as it was given."""
+        return resolve(self.given.settings.of_reference(self.config.reference_patch()))
+
+    def _as_run(self, model: ResolvedModel) -> ResolvedModel:
+        reference = self.config.reference
+        if model.kind != "hf" or (reference is not None and reference.export == "never"):
+            return model
+        name = model.settings.model
+        if name not in self._exports:
+            with self.clock.phase("export"):
+                self._exports[name] = exported(model)
+            logger.info("%s %s", name, self._exports[name].note)
+        return self._exports[name].model
+
+    def export_note(self, path: str) -> dict[str, str]:
+        """What a report says of the export of the model at `path`; empty where there was nothing to export."""
+        return {"export": self._exports[path].note} if path in self._exports else {}
 
     def size(self, lm: LM | None) -> int:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model; of
         the parameters in memory where a Hugging Face model has no folder here."""
-        model = self.own
-        if lm is not None:
+        model = self.given
+        if lm is not None and model.kind == "onnx":
             kind = {"kind": "hf"} if hasattr(lm, "model") else {}
             model = getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
         if model.size is not None:
@@ -62,14 +100,14 @@ class Models:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
         its distributions are recorded, and its generations kept.
 
-        It then gets the evaluated model's tokenizer, which spells alike, and windows that fit both models. Raises
-        `ConfigError` where the tokenizers differ.
+        It then gets the evaluated model's tokenizer where that is not quite its own (special tokens, template), and
+        windows that fit both models. Raises `ConfigError` where the tokenizers differ.
         """
         alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
             return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
-        self._check_tokenizers()
-        return self._recording(alone.patched({"tokenizer": self.own.files.tokenizer}), observer)
+        tokenizer = {} if self._spell_alike() else {"tokenizer": self.own.files.tokenizer}
+        return self._recording(alone.patched(tokenizer), observer)
 
     def candidate(self, observer: Observer | None = None) -> LM:
         """The evaluated model. With an observer its targets are compared with the reference: with its records where it
@@ -95,13 +133,14 @@ class Models:
     @property
     def _records_dir(self) -> Path:
         assert self.config.reference is not None
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(self.config.reference.records_dir or Path(cache, "olive_ext", "records"))
+        return Path(self.config.reference.records_dir or cache_folder("records"))
 
     def keep_answers(self, lm: LM) -> Journal | None:
         """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
-        that is returned."""
+        that is returned. A session that records keeps them beside its records."""
         session, stem = getattr(lm, "session", None), self.config.journal
+        if session is not None and session.records is not None:
+            return None
         resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
         if session is not None:
             session.keep_answers(stem, resume=resume, facts={"versions": _runtimes()})
@@ -113,20 +152,20 @@ class Models:
         return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
 
     def _open(self, model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
-        """An ONNX model on this package's engine, a Hugging Face model as lm-eval's baseline."""
-        if model.kind == "onnx":
+        """A model on this package's engine, or a Hugging Face model as lm-eval's baseline."""
+        if not (self.is_lm_evals and model.kind == "hf"):
             return self._open_ours(model, model_args)
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
-        with quiet_bars(self.progress):
+        with self.clock.phase("load"), quiet_bars(self.progress):
             return _open_baseline(model, model_args)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
-        """A model that this package runs, which one of two Hugging Face models may be, too."""
+        """A model that this package runs, a Hugging Face one, too."""
         from olive_ext.backends.lm_eval import OrtLM
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
-        with quiet_bars(self.progress):
+        with self.clock.phase("load"), quiet_bars(self.progress):
             return OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
 
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
@@ -150,15 +189,18 @@ class Models:
         lm.observer = observer
         return lm
 
-    def _check_tokenizers(self) -> None:
-        from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, tokenizer_traits
+    def _spell_alike(self) -> bool:
+        """Whether the reference's own tokenizer does all that the evaluated model's does. Raises `ConfigError` where
+        they give other ids to a text."""
+        from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, special_traits, tokenizer_traits
 
         both = self.other, self.own
-        loaded = [
+        reference, own = (
             load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code) for model in both
-        ]
-        traits, own = map(tokenizer_traits, loaded)
-        refuse_other_tokenizer(traits, own, *(model.settings.model for model in both))
+        )
+        names = (model.settings.model for model in both)
+        refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
+        return special_traits(reference) == special_traits(own)
 
 
 def _is_timed(config: EvaluationConfig) -> bool:

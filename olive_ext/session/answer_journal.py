@@ -6,15 +6,16 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, source_key
 from olive_ext.engine.scheduling.chunks import cut
+from olive_ext.errors import LostRequestsError
 from olive_ext.records.journal import Journal
-from olive_ext.session.executor import Executor
+from olive_ext.session.executor import Executor, Lost
 from olive_ext.stats.compared_fields import COMPARED
 from olive_ext.text.tokenizer import tokenizer_traits
 
@@ -31,7 +32,6 @@ _DECIDING = (
     "num_slots",
     "chunk_size",
     "deterministic",
-    "scoring",
     "scoring_head",
     "kv_cache",
 )
@@ -42,7 +42,8 @@ def run_in_chunks(
     executor: Executor, requests: Sequence[Request], take: Callable[[int, Result], None], journal: Journal | None
 ) -> None:
     """Calls `take(index, result)` for each of `requests`: what the journal knows first, then chunk by chunk as these
-    become complete. Equal requests are computed once, and a request that is in the journal is left out of its chunk."""
+    become complete. Equal requests are computed once, and a request that is in the journal is left out of its chunk.
+    Raises `LostRequestsError` behind all others where some have no result."""
     owners: dict[bytes, list[int]] = {}
     for place, request in enumerate(requests):
         owners.setdefault(answer_key(request), []).append(place)
@@ -61,14 +62,26 @@ def run_in_chunks(
         if missing:
             chunks.append(missing)
 
-    def done(number: int, results: Sequence[Result]) -> None:
+    lost: dict[int, str] = {}
+
+    def done(number: int, results: Sequence[Result | Lost]) -> None:
+        found = dict(zip(chunks[number], results, strict=True))
         if journal is not None:
-            found = zip(chunks[number], results, strict=True)
-            journal.add({key: written(result) for key, result in found if result.is_finite})
-        for key, result in zip(chunks[number], results, strict=True):
-            put(key, result)
+            journal.add({key: written(result) for key, result in found.items() if _is_kept(result)})
+        for key, result in found.items():
+            if isinstance(result, Lost):
+                lost.update(dict.fromkeys(owners[key], result.reason))
+            else:
+                put(key, result)
 
     executor.run_chunks([[requests[owners[key][0]] for key in chunk] for chunk in chunks], done)
+    if lost:
+        raise LostRequestsError(lost)
+
+
+def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
+    """What a broken model said is asked again, and counted again."""
+    return isinstance(result, Result) and result.is_finite
 
 
 def deciding_facts(session: Session) -> dict[str, Any]:
@@ -78,6 +91,8 @@ def deciding_facts(session: Session) -> dict[str, Any]:
     if "adapters" in execution:
         facts["adapters"] = sorted(execution["adapters"].values())
     digest = session.model.digest if session.model is not None else None
+    if session.model is not None:
+        facts["scoring"] = session.model.settings.engine.scoring  # the form itself follows from it and the requests
     facts |= {"model": digest or execution.get("model"), "tokenizer": tokenizer_traits(session.tokenizer)}
     if session.reference is not None:
         facts["reference"] = deciding_facts(session.reference)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import OliveExtError, SessionError
+from olive_ext.errors import LostRequestsError, OliveExtError, SessionError
 from olive_ext.text.conversion import Converted
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,14 @@ class Batch(Generic[Output]):
         self._parts[index][part] = result
         if len(self._parts[index]) == len(self._converted[index].requests):
             self._complete(index)
+
+    @contextmanager
+    def own_places(self) -> Iterator[None]:
+        """Names requests without a result by the outputs that they are parts of."""
+        try:
+            yield
+        except LostRequestsError as error:
+            raise LostRequestsError({self._places[number][0]: why for number, why in error.lost.items()}) from None
 
     def _complete(self, index: int) -> None:
         parts = self._parts[index]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from olive_ext.engine.requests import Request, Result
 
-OnChunk = Callable[[int, Sequence[Result]], None]
+
+@dataclass(frozen=True)
+class Lost:
+    """Stands for the result of a request that cannot be had: each worker that ran it was lost."""
+
+    reason: str
+
+
+OnChunk = Callable[[int, Sequence[Result | Lost]], None]
 """Called with the number of a chunk that is complete, and its results in the order of its requests."""
 
 
@@ -26,7 +36,7 @@ class Executor(Protocol):
     def counters(self) -> Any:
         """`engine.requests.Counters` since opening."""
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> Sequence[Result]:
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
         """Runs all requests together, and calls back as each becomes complete."""
 
     def run_chunks(self, chunks: Sequence[Sequence[Request]], done: OnChunk) -> None:
@@ -46,3 +56,13 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Releases the model."""
+
+
+@dataclass(frozen=True)
+class RecordsElsewhere:
+    """The records that a worker writes."""
+
+    folder: Path
+
+    def close(self) -> None:
+        """The worker closes them."""

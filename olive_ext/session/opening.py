@@ -19,13 +19,18 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
-from olive_ext.engine.runners.runner import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner, Traits
 from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
+from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
+from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
+from olive_ext.session.workers.opening import open_crew
+from olive_ext.session.workers.pool import WorkerPool
+from olive_ext.session.workers.served_model import OWN, REFERENCE
 from olive_ext.text.conversion import Encoding
 from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
@@ -73,6 +78,8 @@ def open(
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
+    isolation: str = "none",
+    workers: int | Mapping[str, Any] | None = None,
     reference: str | Path | Mapping[str, Any] | Records | None = None,
     record_to: str | Path | Mapping[str, Any] | None = None,
 ) -> Session:
@@ -100,15 +107,17 @@ def open_model(
 ) -> Session:
     """A session on a resolved model; `reference` and `record_to` as in `open`."""
     _refuse_both(reference, record_to)
+    if reference is not None and not isinstance(reference, ResolvedModel | Records):
+        reference = resolve(model.settings.of_reference(reference))
+    if model.settings.workers is not None or model.settings.isolation == "process":
+        return _open_elsewhere(model, reference, record_to)
     if reference is None and record_to is None:
-        return open_parts(model).session()
+        return open_parts(model).with_engine()
     if record_to is not None:
         return _open_recording(model, record_to)
     if isinstance(reference, Records):
         return _open_recorded(model, reference)
-    if not isinstance(reference, ResolvedModel):
-        assert reference is not None
-        reference = resolve(model.settings.of_reference(reference))
+    assert reference is not None
     return _open_resident(model, reference)
 
 
@@ -118,11 +127,10 @@ def _refuse_both(reference: object, record_to: object) -> None:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """An open model, not yet a session."""
+class TextParts:
+    """What a session has of a model besides its weights: how texts become tokens, and what else a request may hold."""
 
     model: ResolvedModel
-    opened: OpenedRunner
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     encoding: Encoding | None
@@ -134,12 +142,16 @@ class Parts:
         return self.model.settings.model
 
     def session(
-        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+        self,
+        executor: Executor,
+        *,
+        records: Records | RecordsElsewhere | None = None,
+        beside: Session | None = None,
     ) -> Session:
-        """A session over these parts; `tap` notes what is scored."""
+        """A session whose requests `executor` runs."""
         facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
         return Session(
-            engine_on(self.opened, self.model, tap),
+            executor,
             self.tokenizer,
             stop_ids=self.stop_ids,
             facts=facts,
@@ -151,24 +163,71 @@ class Parts:
         )
 
 
+@dataclass(frozen=True)
+class Parts(TextParts):
+    """An open model, not yet a session."""
+
+    opened: OpenedRunner
+
+    def with_engine(
+        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+    ) -> Session:
+        """A session with an engine in this process; `tap` notes what is scored."""
+        return self.session(engine_on(self.opened, self.model, tap), records=records, beside=beside)
+
+
+def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Session:
+    """A session on workers; the texts stay in this process."""
+    crew = open_crew(model, reference, record_to)
+    served = crew.served
+
+    def session(opened: ResolvedModel, which: str, **given: Any) -> Session:
+        text = _text_parts(opened, _open_tokenizer(opened), served.models[which].traits)
+        return text.session(WorkerPool(crew, which), **given)
+
+    records = None if served.records is None else RecordsElsewhere(Path(served.records))
+    own = session(model, OWN, records=records)
+    if isinstance(reference, ResolvedModel):
+        own.reference = session(reference, REFERENCE, beside=own)
+    return own
+
+
 def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    files, settings = model.files, model.settings
+    tokenizer = _open_tokenizer(model)
+    opened = open_runner(model)
+    parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
+    if parts.media is not None and parts.media.markers and model.warms_encoders:
+        opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
+    return parts
+
+
+def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
+    settings = model.settings
     tokenizer = load_tokenizer(
-        files.tokenizer,
+        model.files.tokenizer,
         add_bos_token=settings.add_bos_token,
         prefix_token_id=settings.prefix_token_id,
         trust_remote_code=settings.trust_remote_code,
     )
-    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
     if model.runtime[0] == "onnxruntime":
-        tokenizer.refuse_smaller_vocabulary(model.spec.vocab_size, str(files.decoder))
-    opened = open_runner(model)
-    kind = opened.runner.traits.source_kind
-    start = read_start(files.directory, files.genai_config) if kind is not None else None
-    encoding = Encoding(kind is SourceKind.FEATURES, start) if start is not None else None
+        tokenizer.refuse_smaller_vocabulary(model.spec.vocab_size, str(model.files.decoder))
+    return tokenizer
+
+
+def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
+    """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
+    files = model.files
+    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    kind, source = traits.source_kind, traits.source
+    encoding = None
+    if kind is not None:
+        start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
+        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        encoding = Encoding(takes_features, start, sound)
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
-    return Parts(model, opened, tokenizer, stop_ids, encoding, media)
+    return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 
 def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Session:
@@ -181,8 +240,8 @@ def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Sess
         refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
         tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner))
         on_failure.pop_all()
-    session = own.session(tap)
-    session.reference = reference.session(beside=session)
+    session = own.with_engine(tap)
+    session.reference = reference.with_engine(beside=session)
     return session
 
 
@@ -196,7 +255,7 @@ def _open_recording(model: ResolvedModel, record_to: str | Path | Mapping[str, A
         form = Form.choose(vocab_size_of(own.opened.runner), wanted.top, wanted.drawn, wanted.seed)
         records = Records.write(wanted.folder, form, facts_of(own))
         on_failure.pop_all()
-    return own.session(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
+    return own.with_engine(WritingTap(records, Divergence.at(own.opened.runner)), records=records)
 
 
 def _open_recorded(model: ResolvedModel, records: Records) -> Session:
@@ -207,7 +266,7 @@ def _open_recorded(model: ResolvedModel, records: Records) -> Session:
         refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.name)
         refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.opened.runner))
         on_failure.pop_all()
-    return own.session(ReadingTap(records, Divergence.at(own.opened.runner)))
+    return own.with_engine(ReadingTap(records, Divergence.at(own.opened.runner)))
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -22,6 +22,7 @@ from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
+from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
 from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
@@ -35,9 +36,6 @@ from olive_ext.text.requests import (
     Text,
 )
 from olive_ext.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from olive_ext.session.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class Session:
         stop_ids: Iterable[int] | None = None,
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
-        records: Records | None = None,
+        records: Records | RecordsElsewhere | None = None,
         model: ResolvedModel | None = None,
         media: MediaText | None = None,
         beside: Session | None = None,
@@ -86,7 +84,7 @@ class Session:
 
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
-        self._engine = engine
+        self.executor: Executor = engine  # an engine in this process, or workers
         self._facts = dict(facts or {})
         self._beside = beside
         self._turns: Turns = beside._turns if beside is not None else Turns()
@@ -97,13 +95,13 @@ class Session:
     @property
     def max_length(self) -> int:
         """Most tokens the model sees at once: prompt and answer together, or what is fed to score."""
-        return self._engine.context_length
+        return self.executor.context_length
 
     @property
     def counters(self) -> Any:
         """The engine's counters since the session was opened, a dataclass."""
         self._turns.check_open()
-        return self._engine.counters
+        return self.executor.counters
 
     def generate(
         self,
@@ -157,8 +155,8 @@ class Session:
 
         The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
         model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
-        chunks, so that an interrupted session that is resumed gives the same bits as one that was not. Raises
-        `RecordsError`.
+        chunks, so that a session opened with `deterministic` gives the same bits however often it was interrupted.
+        Raises `RecordsError`.
         """
         journal, self.journal = self.journal, None
         if journal is not None:
@@ -171,13 +169,13 @@ class Session:
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
         with self._turns.turn("gc"), self._work():
-            self._engine.reset()
+            self.executor.reset()
 
     def release_memory(self) -> None:
         """`gc`, and frees the memory that has grown with use: KV caches, captured steps, what the encoder returned, the
         allocators' spare regions. The weights stay; the next call allocates the rest anew."""
         with self._turns.turn("release_memory"), self._work():
-            self._engine.release_memory()
+            self.executor.release_memory()
 
     def close(self) -> None:
         """Releases the model; waits for the engine's present call. A second call does nothing, and neither does a call
@@ -187,7 +185,7 @@ class Session:
                 self._drop_results()
                 if self.reference is not None:
                     self.reference._drop_results()
-                self._engine.close()
+                self.executor.close()
                 for kept in (self.records, self.journal, self.reference and self.reference.journal):
                     if kept is not None:
                         kept.close()
@@ -195,8 +193,8 @@ class Session:
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
-        facts = self._engine.describe()
-        counters = {**dataclasses.asdict(self._engine.counters), **facts.get("counters", {})}
+        facts = self.executor.describe()
+        counters = {**dataclasses.asdict(self.executor.counters), **facts.get("counters", {})}
         journal = {"journal": self.journal.describe()} if self.journal is not None else {}
         return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 
@@ -224,12 +222,12 @@ class Session:
             warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
             batch = Batch(converted, on_result)
             if batch.requests:
-                with self._work():
+                is_kept = self.records is None or call == "generate"
+                with self._work(), batch.own_places():
                     if self.journal is None:
-                        self._engine.run(batch.requests, batch.take)
+                        self.executor.run(batch.requests, batch.take)
                     else:
-                        is_kept = self.records is None or call == "generate"
-                        run_in_chunks(self._engine, batch.requests, batch.take, self.journal if is_kept else None)
+                        run_in_chunks(self.executor, batch.requests, batch.take, self.journal if is_kept else None)
             return [batch.outputs[index] for index in range(len(converted))]
 
     def _generate_continuous(
@@ -247,13 +245,15 @@ class Session:
                     converted = self._convert_generation(request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
+                if len(converted.requests) > 1:
+                    raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
                 in_flight[number] = (key, converted)
                 yield number, converted.requests[0]
 
         with self._turns.turn("generate_continuous"):
             try:
                 with self._work():
-                    self._results = self._engine.run_continuous(feed())
+                    self._results = self.executor.run_continuous(feed())
                 while (answer := self._next_result()) is not None:
                     number, result = answer
                     key, converted = in_flight.pop(number)

@@ -18,6 +18,7 @@ import numpy as np
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, TaskError
+from olive_ext.media.sound import SoundProcessor
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.placeholders import MediaText, cut_media, with_images
 from olive_ext.text.requests import (
@@ -42,6 +43,9 @@ class Encoding:
     takes_features: bool
     start: tuple[int, ...]
     """Tokens with which the decoder begins; empty where no configuration names them."""
+
+    sound: SoundProcessor | None = None
+    """Makes features of sound; None where the encoder takes none."""
 
     def begin(self) -> list[int]:
         """`start`; `ConfigError` where it is not known."""
@@ -111,6 +115,21 @@ def make_source(
     return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))
 
 
+def make_sources(
+    tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
+) -> tuple[Source | None, ...]:
+    """The engine's source, or one for each window of a sound. Raises `ConfigError` as `make_source` does, and
+    `TaskError` for a sound that cannot be read or is not taken."""
+    if not request.audio:
+        return (make_source(tokenizer, request.source, encoding, max_length),)
+    if encoding is None or encoding.sound is None:
+        raise TaskError("the request gives sound; this model takes none")
+    if len(request.audio) > 1 or request.source is not None:
+        given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"
+        raise TaskError(f"the request gives {given}; this model takes one sound")
+    return tuple(map(Source, encoding.sound.windows(request.audio[0])))
+
+
 def convert_generation(
     tokenizer: Tokenizer,
     request: GenerationRequest,
@@ -120,7 +139,7 @@ def convert_generation(
     media: MediaText | None = None,
 ) -> Converted[GenerationOutput]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
-    source = make_source(tokenizer, request.source, encoding, max_length)
+    sources = make_sources(tokenizer, request, encoding, max_length)
     found: Media = ()
     if encoding is None:
         tokens, found = prompt_tokens(tokenizer, request, media)
@@ -138,10 +157,12 @@ def convert_generation(
     )
 
     def output(results: Sequence[Result]) -> GenerationOutput:
-        (result,) = results
-        return GenerationOutput(checker.text(result.tokens), result.tokens, result.finish_reason, result.stop_id)
+        text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
+        text = checker.text(results[0].tokens) if len(results) == 1 else text
+        tokens = tuple(token for result in results for token in result.tokens)
+        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id)
 
-    requests = (Request(kept, generation=generation, source=source, media=found),)
+    requests = tuple(Request(kept, generation=generation, source=source, media=found) for source in sources)
     return Converted(requests, output, len(kept) < len(tokens))
 
 
@@ -194,7 +215,9 @@ def convert_scoring(
     media: MediaText | None = None,
 ) -> Converted[ScoringOutput]:
     """Raises `ConfigError` where a source is missing or not taken."""
-    source = make_source(tokenizer, request.source, encoding, max_length)
+    source, *others = make_sources(tokenizer, request, encoding, max_length)
+    if others:
+        raise TaskError(f"the sound has {len(others) + 1} windows: a target can be scored behind one only")
     found: Media = ()
     if encoding is None:
         context, target, found = scoring_tokens(tokenizer, request, media)

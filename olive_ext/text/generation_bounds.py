@@ -27,12 +27,23 @@ def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[s
     return frozenset(own.union(_first_named("eos_token_id", directory, genai_config)))
 
 
-def read_start(directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations."""
-    return tuple(_first_named("decoder_start_token_id", directory, genai_config))
+WHISPER_START = "<|startoftranscript|>"
 
 
-def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[int]:
+def read_start(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations (of
+    Whisper, whose packages may lack it, the tokenizer's own), then those that `forced_decoder_ids` names for the first
+    places, without a gap (Whisper's language and task)."""
+    start = list(_first_named("decoder_start_token_id", directory, genai_config))
+    if not start and WHISPER_START in tokenizer.hf.get_vocab():
+        start = [tokenizer.hf.convert_tokens_to_ids(WHISPER_START)]
+    forced = {int(place): token for place, token in _first_named("forced_decoder_ids", directory, genai_config)}
+    while start and isinstance(token := forced.get(len(start)), int):
+        start.append(token)
+    return tuple(start)
+
+
+def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[Any]:
     """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
     in `directory`. Each may hold one id or a list; empty where none has any."""
     files = (directory / "generation_config.json", directory / "config.json")

@@ -56,9 +56,15 @@ class GenerationRequest:
     """Pictures (PIL, path or the bytes of a file) for the prompt's markers, or for the parts {"type": "image"} of its
     messages that hold none, in order."""
 
+    audio: Sequence[Any] = ()
+    """One sound for the encoder of a model of speech, of which `source` is the raw form, its features: a WAV file's
+    path or bytes, (samples, rate), or {"array": samples, "sampling_rate": rate}. A longer one than the encoder takes is
+    answered in windows."""
+
     def __post_init__(self) -> None:
         _set(self, "source", _source(self.source))
         _set(self, "images", _items("images", self.images))
+        _set(self, "audio", _items("audio", self.audio))
         _set(self, "prompt", _prompt("prompt", self.prompt))
         _set(self, "stop", _stop(self.stop))
         _at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -85,9 +91,13 @@ class ScoringRequest:
     images: Sequence[Any] = ()
     """As in `GenerationRequest`."""
 
+    audio: Sequence[Any] = ()
+    """As in `GenerationRequest`, but no longer than one window."""
+
     def __post_init__(self) -> None:
         _set(self, "context", _prompt("context", self.context, may_be_empty=True))
         _set(self, "images", _items("images", self.images))
+        _set(self, "audio", _items("audio", self.audio))
         _set(self, "target", _text("target", self.target))
         _set(self, "source", _source(self.source))
         if not self.target:

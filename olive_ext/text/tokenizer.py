@@ -265,6 +265,12 @@ def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
+def special_traits(tokenizer: Tokenizer) -> list[Any]:
+    """What `tokenizer_traits` leave out: the special tokens around a text, and the chat template."""
+    template = getattr(tokenizer.hf, "chat_template", None)
+    return [tokenizer.encode("a"), tokenizer.prefix_token_id, tokenizer.eos_token_id, template]
+
+
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
     """Raises `ConfigError` that names what differs between the traits of two tokenizers."""
     differing = [name for name in own if name != "num_tokens" and reference.get(name) != own[name]]

@@ -4,7 +4,7 @@ them, and the model it starts from as `"reference": "input_model"`. Opens nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,8 +50,16 @@ class Run:
     made_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model id to the names of the passes that made it, without ours, which change nothing."""
 
+    types: dict[str, str] = field(default_factory=dict)
+    """Type of each pass that ran, by its name."""
+
     current: tuple[str, ...] = ()
     """The passes that made the model on which a pass is running."""
+
+    def described(self, passes: Sequence[str]) -> str:
+        """What was done to a model by `passes`, each with its type and its name."""
+        texts = [" ".join(dict.fromkeys([self.types.get(name, name), name])) for name in passes]
+        return " → ".join(texts) or "input model"
 
     @property
     def artifacts(self) -> Path:
@@ -120,7 +128,8 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
             raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
     place = str(Path(path).resolve()) if Path(path).exists() else path
     name = config.get("onnx_file_name") if kind == "onnx" else None
-    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name})
+    mode = "recorded" if reference.mode == "auto" and kind == "hf" else reference.mode
+    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name, "mode": mode})
 
 
 def _refusal(problem: str) -> ConfigError:

@@ -21,7 +21,7 @@ from olive_ext.model import resolve
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
-from olive_ext.workflow.metric_results import broken_in
+from olive_ext.workflow.metric_results import broken_in, names_kept_for
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
@@ -152,7 +152,8 @@ def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> 
     settings, written = WorkflowSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
     keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
-    suffix = digest([keyed, environment(settings), missed_files(model.type, model.config, settings)])
+    more = [names_kept_for(settings.require), missed_files(model.type, model.config, settings)]
+    suffix = digest([keyed, environment(settings), *more])
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
         report = Path(settings.output_dir) / label(path) / "report.json"

@@ -14,10 +14,21 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.report import Report
+from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
+from olive_ext.run.evaluation import Names
 from olive_ext.workflow.current_run import with_reference
-from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, open_baseline
+from olive_ext.workflow.handlers import (
+    handler_of,
+    hf_config,
+    is_changed,
+    label,
+    name_of,
+    onnx_config,
+    open_baseline,
+    torch_device,
+)
 from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
 
 
@@ -36,13 +47,22 @@ def measure(
     failure is an `OliveExtError`: Olive swallows what is no `ValueError`, and ends with status 0.
     """
     with surfaced("the evaluation stopped"):
+        is_input = settings.reference is not None and settings.reference.is_input_model
         settings = with_reference(settings)
         kind, handler = handler_of(model)
         is_onnx = kind == "onnx"
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
-        config = _with_own_folders(config, str(model.get_resource("model_path") or config.model.path))
-        lm = open_baseline(handler, config, device) if not is_onnx and asked_tasks(config) else None
-        return evaluate(config, lm=lm, progress=True)
+        path = str(model.get_resource("model_path") or config.model.path)
+        config = _with_own_folders(config, path)
+        lm = None
+        if not is_onnx:
+            config = config.model_copy(update={"device": torch_device(config.device, device)})
+            if asked_tasks(config) and (config.baseline == "lm_eval" or config.model_args or is_changed(handler)):
+                lm = open_baseline(handler, config)
+        names = Names(name_of(path), "the input model" if is_input else None)
+        report = evaluate(config.as_job(), lm=lm, progress=True, names=names)
+        check_complete(report, config.on_error)
+        return report
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
@@ -97,4 +117,4 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         check_declared(declared, EVALUATOR_TYPE)
         settings = with_measurements(self.settings, declared)
         report = type(self).measure(model, settings, device=device, execution_providers=execution_providers)
-        return to_metric_result(report, declared)
+        return to_metric_result(report, declared, self.settings.require)

@@ -5,17 +5,18 @@ Opens no ONNX model; loads Hugging Face models, which only the handler knows how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
-from olive_ext.config import EvaluationConfig, EvaluationSettings, ModelSettings
+from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import resolve
 from olive_ext.model.locate import read_outline
-from olive_ext.workflow.current_run import input_model_path, logger
+from olive_ext.workflow.current_run import input_model_path, logger, running
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 
@@ -51,11 +52,17 @@ def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
     return EvaluationConfig.parse(values)
 
 
-def open_baseline(model: Any, config: EvaluationConfig, device: Any) -> Any:
-    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments."""
+def is_changed(model: Any) -> bool:
+    """Whether the handler loads another model than the one in its folder or under its name."""
+    return bool(getattr(model, "adapter_path", None) or getattr(model, "load_kwargs", None))
+
+
+def open_baseline(model: Any, config: EvaluationConfig) -> Any:
+    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments, on the
+    torch device that `config` names."""
     from olive_ext.backends.hf import open_hf
 
-    place = torch_device(config.device, device)
+    place = config.device
     loaded = model.load_model(cache_model=False).eval().to(place)
     return open_hf(
         loaded,
@@ -123,17 +130,47 @@ def text_decoder(model: Any) -> Any:
 
 
 def label(path: str) -> str:
-    """A folder name for the model at `path`: Olive's model id where it lies in Olive's cache, else its last name.
+    """A folder name for the model at `path`: in a workflow what made it ("input_model", or the passes' names), of a
+    search's candidates and outside of a workflow Olive's model id where it lies in Olive's cache; else its last name.
 
     An .onnx file is labelled by its own name, or by its folder's where it is just "model".
     """
+    run, found = running.get(), _model_id(path)
+    passes = _passes(path)
+    if run is not None and passes is not None and not (run.is_search and passes):
+        return re.sub(r"[^\w.-]+", "_", "-".join(passes)) or INPUT_MODEL
     place = Path(path).resolve() if Path(path).exists() else Path(path)
     folder = place.parent if place.suffix == ".onnx" else place
-    for parent in (folder, *folder.parents):
-        if parent.name == "models" and parent.parent.parent.name == "runs":
-            return parent.parent.name
     own = place.stem if place.suffix == ".onnx" and place.stem != "model" else folder.name
-    return own or "model"
+    return found or own or "model"
+
+
+def name_of(path: str) -> str | None:
+    """What was done in the running workflow to the model at `path`; None where that is not known."""
+    run, passes = running.get(), _passes(path)
+    return None if run is None or passes is None else run.described(passes)
+
+
+def _passes(path: str) -> tuple[str, ...] | None:
+    """The passes that made the model at `path` in the running workflow, none of the input model."""
+    run, found = running.get(), _model_id(path)
+    if run is None:
+        return None
+    if found in run.made_by:
+        return run.made_by[found]
+    own = input_model_path()
+    is_input = own is not None and (
+        path == own or (Path(path).exists() and Path(path).resolve() == Path(own).resolve())
+    )
+    return () if is_input else None
+
+
+def _model_id(path: str) -> str | None:
+    """Olive's id of a model in its cache, `runs/<id>/models`."""
+    place = Path(path).resolve() if Path(path).exists() else Path(path)
+    folder = place.parent if place.suffix == ".onnx" else place
+    parents = (parent for parent in (folder, *folder.parents) if parent.name == "models")
+    return next((parent.parent.name for parent in parents if parent.parent.parent.name == "runs"), None)
 
 
 def _place(model: Any) -> tuple[Path, str | None]:

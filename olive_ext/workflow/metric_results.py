@@ -27,6 +27,12 @@ _MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
 _ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
 """The metrics of a comparison that are 1 for a model compared with itself; the others are 0."""
 
+_READ = ("kl_mean", "top1_agreement", "accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
+"""The metrics of a comparison, over all tasks, that Olive's run history has."""
+
+_KEPT = frozenset((ALL, name) for name in _READ)
+_STDERR = "_stderr"
+
 _STANDS_FOR = {
     "accuracy_score": ("acc", "exact_match", "acc_norm", "accuracy", "pass@1", "pass_at_1"),
     "f1_score": ("f1", "f1_score"),
@@ -36,12 +42,21 @@ _STANDS_FOR = {
 means the metric of its own name."""
 
 
-def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
-    """Every metric of the report under `key`, without a priority, and the declared metrics under their own names.
+def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Iterable[Bound] = ()) -> Any:
+    """What a person reads of the report under `key`, each with its standard error under `<key>_stderr`, without a
+    priority; the metrics that `bounds` are on; and the declared metrics under their own names.
 
-    `declared` are Olive's `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
+    Olive prints and keeps these; of a comparison they are `_READ`, and the report has the rest. `declared` are Olive's
+    `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
     """
-    found = {key(metric, report): _entry(metric, -1) for metric in report.metrics}
+    bounded = [item for bound in bounds for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
+    found = {}
+    for item in report.metrics:
+        if item.metric not in NAMES or (item.task, item.metric) in _KEPT or item in bounded:
+            found[key(item, report)] = _entry(item, -1)
+            if item.stderr is not None:
+                stderr = replace(item, value=item.stderr, higher_is_better=False)
+                found[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)
     for metric in declared:
         for sub_type in metric.sub_types:
             value = _matching(metric, sub_type, report)
@@ -51,10 +66,18 @@ def to_metric_result(report: Report, declared: Iterable[Any] = ()) -> Any:
     return MetricResult.model_validate(found)
 
 
+def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
+    """Task and name of the metrics that a result has only because `bounds` are on them."""
+    names = {(bound.task or ALL, bound.metric) for bound in bounds}
+    return sorted(item for item in names if item[1].rpartition("/")[2] in NAMES and item not in _KEPT)
+
+
 def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
     """As `gate.broken_bounds`, for a result of `to_metric_result`, whose keys hold less than a report's metrics."""
     metrics = []
     for name, entry in result.items():
+        if name.endswith(_STDERR):
+            continue
         task, _, rest = name.rpartition("-")
         metric, _, filter_name = rest.partition(",")
         metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))

@@ -32,7 +32,7 @@ from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.metric_results import with_measurements
-from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse
+from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class
 
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 _REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
@@ -160,6 +160,7 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
         return proceed()
     name, run.current = given["pass_name"], run.made_by.get(given["input_model_id"], ())
     config = engine.computed_passes_configs[name]
+    run.types[name] = pass_class(engine, config.type)
     is_ours = is_our_pass(config.type)
     with recorded_failures():
         model_config, model_id = proceed()

@@ -92,6 +92,11 @@ def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
         raise ConfigError(f"'passes.{name}.type' = '{pass_type}': {hint}") from error
 
 
+def pass_class(engine: Any, pass_type: str) -> str:
+    """The name of a pass's class: Olive reads types without regard to case."""
+    return str(engine.olive_config.get_pass_module_config(pass_type).module_path.rpartition(".")[2])
+
+
 def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
     """This package's evaluators of an engine, each with its place in the recipe."""
     if is_ours(engine.evaluator_config):

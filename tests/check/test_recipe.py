@@ -96,6 +96,24 @@ def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, pro
     assert problem in found[0]
 
 
+def test_tasks_of_a_folder_are_known_without_their_data(tmp_path: Path) -> None:
+    assert problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "colours", "size_on_disk")) == []
+
+
+@pytest.mark.long
+def test_misspelt_task_is_refused_as_the_run_does(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "arc_esy"))
+    assert problem.startswith("'evaluators.ours.tasks': unknown task 'arc_esy'")
+
+
+def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
+    """An evaluator with a folder of one task, `colours`."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "colours.yaml").write_text("task: colours\ndataset_path: json\n", encoding="utf-8")
+    return {"type": "OrtLMEvaluator", "tasks": list(tasks), "include_path": str(folder)}
+
+
 def test_bounds_on_what_will_be_measured_are_no_problem(tmp_path: Path) -> None:
     block = {
         **RECIPE["evaluators"]["ours"],

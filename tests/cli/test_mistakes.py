@@ -252,8 +252,9 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_named_in_one_line(
-    mistake: str, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    mistake: str, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OLIVE_EXT_ISOLATION", "none")
     make, expected = MISTAKES[mistake]
     place = make(Place(root, tmp_path))
     assert main([str(word) for word in place.argv]) == 2

@@ -29,6 +29,7 @@ def test_every_option_becomes_its_key() -> None:
         *("--apply-chat-template", "tool", "--system-instruction", "Be brief.", "--fewshot-as-multiturn"),
         *("--gen-kwargs", "temperature=0.5,do_sample=true,until=END", "--use-cache", "c"),
         *("--reference", "float", "--reference-mode", "resident", "--sample-log-num", "3"),
+        *("--isolation", "process", "--workers", "2", "--on-error", "report"),
         *("--seed", "7", "--output", "out", "--documents", "all"),
         *("--kind", "onnx", "--tokenizer", "tok", "--onnx-file-name", "d.onnx", "--set", "engine.num_slots=4"),
     )
@@ -52,6 +53,9 @@ def test_every_option_becomes_its_key() -> None:
             "fewshot_as_multiturn": True,
             "gen_kwargs": {"temperature": 0.5, "do_sample": True, "until": "END"},
             "use_cache": "c",
+            "isolation": "process",
+            "workers": {"count": 2},
+            "on_error": "report",
             "reference": {"path": "float", "mode": "resident"},
             "sample_log_num": 3,
             "seed": 7,

@@ -6,13 +6,24 @@ Numbers mean nothing here: kernels do nothing, and a token that is drawn is what
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 
 import olive_ext
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.engine.opening import open_runner
+from olive_ext.engine.reference.kernels import Divergence
+from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ProviderError
+from olive_ext.model import resolve
+from olive_ext.records import Form
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
 from tests.cuda_stub.counts import counts
@@ -21,30 +32,41 @@ from tests.exports import VOCAB, export, genai_export
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
 
 MODELS = {
-    "llama-genai-0.18-fp16-cuda": 36,
-    "qwen3-genai-0.14-fp16-cuda": 38,
-    "qwen3-genai-0.18-fp16-cuda": 38,
-    "qwen3-genai-0.18-bf16-cuda": 38,
-    "llama-mobius-fp16-cuda": 36,
-    "llama-genai-0.18-int4-cuda": 47,
-    "qwen3-genai-0.18-kvfp8-cuda": 41,
-    "llama-genai-0.18-paged-cuda": 38,
+    "llama-genai-0.18-fp16-cuda": {"rows": 36, "packed": 38},
+    "qwen3-genai-0.14-fp16-cuda": {"rows": 38, "packed": 44},
+    "qwen3-genai-0.18-fp16-cuda": {"rows": 38, "packed": 40},
+    "qwen3-genai-0.18-bf16-cuda": {"rows": 38, "packed": 40},
+    "llama-mobius-fp16-cuda": {"rows": 36, "packed": 38},
+    "llama-genai-0.18-int4-cuda": {"rows": 47, "packed": 49},
+    "qwen3-genai-0.18-kvfp8-cuda": {"rows": 41, "packed": 42},
+    "llama-genai-0.18-paged-cuda": {"packed": 38},
 }
 """Export -> most launches of a step, of its two layers and the scoring head together (counted, ONNX Runtime 1.31.1)."""
 
-SLOTS, CHUNK = 4, 64
-STEPS_OF_ONE_TEXT = 2
-"""A text of up to 100 tokens behind nothing, in chunks of 64."""
+SLOTS, CHUNK, TEXT = 4, 64, 80
+STEPS = {"rows": lambda count: 2 * count, "packed": lambda count: -(-count * (TEXT - 1) // CHUNK)}
+"""Steps for texts behind nothing: each in steps of its own, or all of them in full steps."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=[(name, form) for name, forms in MODELS.items() for form in forms], ids="-".join)
+def opened(request: pytest.FixtureRequest) -> tuple[str, str]:
+    name, form = request.param
+    return name, form
 
 
 @pytest.fixture(scope="module")
-def session(name: str) -> Iterator[Session]:
-    engine = {"num_slots": SLOTS, "chunk_size": CHUNK}
+def name(opened: tuple[str, str]) -> str:
+    return opened[0]
+
+
+@pytest.fixture(scope="module")
+def form(opened: tuple[str, str]) -> str:
+    return opened[1]
+
+
+@pytest.fixture(scope="module")
+def session(name: str, form: str) -> Iterator[Session]:
+    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "scoring": "rows" if form == "rows" else "auto"}
     with olive_ext.open(export(name).path, execution_provider="cuda", engine=engine) as session:
         yield session
 
@@ -61,8 +83,13 @@ def test_caches_are_written_in_place_on_the_device(session: Session) -> None:
     assert facts["num_slots"] == SLOTS
 
 
-def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, session: Session) -> None:
-    texts = _texts(6, 80)
+def test_texts_are_scored_in_the_form_that_was_chosen(form: str, session: Session) -> None:
+    facts = session.describe_execution()
+    assert facts["scoring"] == form, facts["notes"]
+
+
+def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, session: Session) -> None:
+    texts = _texts(6, TEXT)
     session.loglikelihood([(text[:60], text[60:]) for text in texts])  # what is allocated is allocated now
     session.gc()
     counts()
@@ -72,13 +99,84 @@ def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, session: Se
     found = counts()
     num_targets = 20 * len(texts)
     assert found.wrong_copies == 0
-    assert num_steps == STEPS_OF_ONE_TEXT * len(texts)
-    assert found.launches <= MODELS[name] * num_steps
+    assert num_steps == STEPS[form](len(texts))
+    assert found.launches <= MODELS[name][form] * num_steps
     assert found.bytes_to_host <= num_targets * (4 + 8)  # a log-probability in fp32 and a greedy token in int64
     assert found.largest_to_host <= 20 * 8
     assert found.copies_to_host <= 3 * num_steps
     assert found.copies_to_device <= 8 * num_steps
     assert found.bytes_to_device <= 1_200 * num_steps  # token ids, masks, indices; nothing of KV's size
+
+
+def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_host(name: str, form: str) -> None:
+    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
+    runner, _ = open_runner(
+        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
+    )
+    runner.reserve(16)
+    prompts = [Row(slot, 0, (4, 5, 6)) for slot in range(SLOTS)]
+    for rows in [prompts] if form == "packed" else [[row] for row in prompts]:
+        runner.run(Step(tuple(rows)))
+    reads = tuple(LogitsRow(slot, 0) for slot in range(SLOTS))
+    steps = [Step(tuple(Row(slot, past, (7,)) for slot in range(SLOTS)), reads) for past in (3, 4)]
+    runner.run(steps[0])
+    counts()
+    runner.run(replace(steps[1], uses_previous_tokens=True))
+    found = counts()
+    runner.close()
+    assert found.wrong_copies == 0
+    assert found.launches <= MODELS[name][form]
+    assert found.bytes_to_host == SLOTS * 8
+    assert found.copies_to_device <= 8
+    assert found.bytes_to_device <= 1_200
+
+
+def test_packed_step_holds_many_questions_behind_one_prefix() -> None:
+    prefix, *questions = _texts(1, 200, seed=6) + _texts(30, 150, seed=7)
+    pairs = [(prefix + question, [answer]) for question in questions for answer in (5, 6, 7, 8)]
+    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda") as session:
+        session.loglikelihood(pairs)
+        facts = session.describe_execution()
+    counters = facts["counters"]
+    assert (facts["scoring"], facts["chunk_size"]) == ("packed", 1024)
+    assert counters["tokens_fed"] <= 1.02 * counters["tokens_distinct"]
+    assert counters["steps"] <= 2 + counters["tokens_fed"] // 1024, "one step for the prefix, then full ones"
+    assert counters["steps_ahead"] == counters["steps"] - 1
+
+
+def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
+    """Of a vocabulary that is worth a record: the tiny one is kept whole."""
+    rows, form = 6, Form(4096, 64, 32, 0)
+    model = resolve(ModelSettings(model=str(export("llama-genai-0.18-fp16-cuda").path), execution_provider="cuda"))
+    runner, _ = open_runner(model)
+    divergence = Divergence.at(runner)
+    logits = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, form.vocab_size), np.float32), "cuda", 0)
+    divergence.record(logits, form, np.random.default_rng(0))
+    counts()
+    divergence.record(logits, form, np.random.default_rng(0))
+    found = counts()
+    runner.close()
+    assert found.wrong_copies == 0
+    assert found.bytes_to_host == rows * ((64 + 32) * (8 + 4) + 4)  # ids in int64, log-probabilities, the tail
+    assert found.bytes_to_device == rows * 32 * 4
+
+
+@pytest.mark.parametrize("shapes", ["bucketed", "any"])
+def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shapes: str) -> None:
+    text = _texts(4, 60, seed=5)
+    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": shapes}
+    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda", engine=engine) as session:
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        session.gc()
+        counts()
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        assert counts().largest_to_host < VOCAB * 4
+
+
+def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
+    """The variable is read when the provider comes up: without the session's setting it would be absent."""
+    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda"):
+        assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
 
 
 def test_greedy_decoding_sends_a_token_a_row_to_the_host(session: Session) -> None:
@@ -141,3 +239,21 @@ def test_comparison_with_a_reference_keeps_rows_of_logits_on_the_device(name: st
         found = counts()
     assert found.wrong_copies == 0
     assert found.largest_to_host < VOCAB * 4, "no row of logits"
+
+
+@pytest.mark.parametrize(
+    ("export_name", "words"),
+    [
+        (
+            "llama-genai-0.18-fp16-cuda",
+            ("placement", "predicted: by the types of attention", "tried: auto: if attention"),
+        ),
+        ("llama-genai-0.18", ("cannot run on the cuda device alone", "takes float16 and bfloat16")),
+    ],
+)
+def test_check_says_where_attention_would_run(export_name: str, words: tuple[str, ...]) -> None:
+    path = str(export(export_name).path)
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": path}, "execution_provider": "cuda"})
+    findings = check_model(config)
+    said = "\n".join([findings.text(), *findings.problems])
+    assert all(word in said for word in words), said

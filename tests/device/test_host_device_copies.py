@@ -115,7 +115,7 @@ def observe(
         engine.run([Request(_draw(9, CAPACITY - 10), 1)])
         watch.tensors.clear()
         watch.fed.clear()
-        before = engine.runner.host_bytes
+        before = engine.describe()["counters"]
         engine.run(requests)
         facts = engine.describe()
         tokens = [fed for fed in watch.fed if fed.name == "input_ids"]
@@ -123,8 +123,8 @@ def observe(
         (decoder,) = [s for s in watch.sessions.values() if s.get_session_options().enable_profiling]
         nodes = _nodes(decoder)
         names = {output.name for output in decoder.get_outputs() if not output.name.startswith("present")}
-        host_bytes = facts["counters"]["host_bytes"] - before
-        seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, host_bytes, tokens, facts["counters"])
+        counted = {name: count - before[name] for name, count in facts["counters"].items()}
+        seen = Seen(nodes, list(watch.tensors), watch.host_nodes, names, counted["host_bytes"], tokens, counted)
         engine.close()
     assert {shape[1] for shape in _inputs_of_embedding(nodes)} >= STEPS
     return seen
@@ -161,12 +161,13 @@ def test_greedy_decoding_reads_12_bytes_a_token(device: str, graph: str, tmp_pat
 def test_steps_ahead_read_8_bytes_a_row_and_a_probe_and_are_fed_no_token_by_the_host(
     device: str, graph: str, tmp_path: Path
 ) -> None:
-    """Behind three prompts 10 steps decode all three: the host gives the first one's tokens, and no others."""
+    """Behind three prompts, of 6, 2 and 3 steps, 10 steps decode all three: the host gives the first one's tokens, and
+    no others."""
     seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
     num_rows = 3 if device == "cpu" else NUM_SLOTS
     assert seen.host_bytes == 8 * (3 + 10 * num_rows) + PROBES
     assert [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)] == [True] + [False] * 9
-    assert seen.counters["steps_ahead"] == 9
+    assert seen.counters["steps_ahead"] == (6 + 2 + 3 - 1) + 9
     if device != "cpu":  # nor does it on the way: what is copied to the device inside a run is no token
         arrived = [tensor for node in seen.nodes if node.op == "MemcpyFromHost" for tensor in node.outputs]
         assert Tensor("int64", (num_rows, 1)) not in arrived

@@ -196,5 +196,5 @@ def test_branches_are_refused_where_the_host_cannot_move_their_cells() -> None:
 
 def test_slots_that_were_halved_to_one_still_run() -> None:
     with open_on("webgpu", genai_export("llama"), num_slots=2) as device, open_on("cpu", genai_export("llama")) as cpu:
-        device._engine.runner._kv.num_slots = 1  # type: ignore[attr-defined]
+        device.executor.runner._kv.num_slots = 1  # type: ignore[attr-defined]
         assert all(Pair(device, cpu).generate([GenerationRequest(text, max_new_tokens=5) for text in _draw(3, 4, 9)]))

@@ -15,7 +15,7 @@ import numpy as np
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import Batching, Row, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, Row, RowMix, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
@@ -64,8 +64,11 @@ class FakeRunner(Runner):
         chunked_prefill: bool = True,
         has_tree_batches: bool = False,
         async_decode: bool = False,
+        row_mix: RowMix = ALONE,
     ) -> None:
-        super().__init__(Traits(context_length, batching, can_rewind, chunked_prefill, async_decode, has_tree_batches))
+        super().__init__(
+            Traits(context_length, batching, row_mix, can_rewind, chunked_prefill, async_decode, has_tree_batches)
+        )
         self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
@@ -236,10 +239,14 @@ class FakeRunner(Runner):
         assert 0 not in lengths
         if step.first_cell is not None:
             return
-        assert self.traits.batching is Batching.PACKED or len(slots) == 1 or lengths == {1}
+        assert self.traits.batching in (Batching.PACKED, Batching.ALIKE) or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
         if self.traits.batching is Batching.SINGLE:
             assert len(slots) == 1
+        if self.traits.batching is Batching.ALIKE and len(slots) > 1:
+            groups = {self.traits.row_mix.group(row.past, len(row.tokens), row.source) for row in step.rows}
+            assert len(groups) == 1
+            assert None not in groups
         if self.traits.batching is Batching.RANGE:
             assert slots == list(range(slots[0], slots[-1] + 1))
         if self.traits.batching is Batching.POOL:

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
-from olive_ext.engine.step import Batching
+from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
+
+SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
+"""Four answers behind one context."""
 
 
 @given(
@@ -31,6 +34,60 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     batching, can_rewind = runner
     engine = Engine(FakeRunner(num_slots, batching, can_rewind=can_rewind), chunk_size)
     assert_runs_as_oracle(engine, calls)
+
+
+@given(
+    calls=st.lists(requests_of(), min_size=1, max_size=3),
+    num_slots=st.integers(1, 8),
+    chunk_size=st.integers(1, 40),
+    row_mix=st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    can_rewind=st.booleans(),
+    async_decode=st.booleans(),
+)
+def test_rows_that_are_alike_share_steps_and_equal_the_oracle(
+    calls: list[list[Request]],
+    num_slots: int,
+    chunk_size: int,
+    row_mix: RowMix,
+    can_rewind: bool,
+    async_decode: bool,
+) -> None:
+    traits = {"row_mix": row_mix, "can_rewind": can_rewind, "async_decode": async_decode}
+    assert_runs_as_oracle(Engine(FakeRunner(num_slots, Batching.ALIKE, **traits), chunk_size), calls)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pasts", "num_steps"), [(True, 4 + 7), (False, 1 + 7)])
+def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int) -> None:
+    """Prompts of four lengths where lengths may differ, else of one: each step decodes all of them."""
+    runner = FakeRunner(4, Batching.ALIKE, row_mix=RowMix(pasts=pasts, prompts=True))
+    prompts = [(first, *range(2, 5 + first * pasts)) for first in range(4)]
+    requests = [Request(tokens, 0, Generation(8)) for tokens in prompts]
+    assert_runs_as_oracle(Engine(runner, 64), [requests])
+    assert len(runner.steps) == num_steps
+
+
+@pytest.mark.parametrize("num_slots", [3, 8, 16])
+@pytest.mark.parametrize("batching", [Batching.ALIKE, Batching.PACKED])
+def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batching: Batching, num_slots: int) -> None:
+    """More contexts than slots, in steps of many rows."""
+    draw = random.Random(11)
+    stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(20, 60))] for _ in range(6)]
+    ends = [[draw.randrange(VOCAB) for _ in range(draw.randint(3, 9))] for _ in range(40)]
+    requests = [Request((*draw.choice(stems), *end), 2) for end in ends]
+    engine = Engine(FakeRunner(num_slots, batching, can_rewind=False, row_mix=RowMix(pasts=True, prompts=True)), 256)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.tokens_fed <= 1.02 * engine.counters.tokens_distinct
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows"), [(SIBLINGS, [1, 4]), ([Request((first, *range(20)), 3) for first in range(4)], [4])]
+)
+def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows: list[int]) -> None:
+    runner = FakeRunner(4, Batching.ALIKE, can_rewind=False, row_mix=RowMix(continued=True, prompts=True))
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct
+    assert [len(step.rows) for step in runner.steps] == rows
 
 
 @given(

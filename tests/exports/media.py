@@ -93,16 +93,18 @@ RENAMED = {
 """Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
 
 
-def _export(family: str) -> Path:
+def _export(family: str, dtype: str, provider: str) -> Path:
     """mobius's export; where names of weights differ, of a copy of the model that has mobius's."""
     if family not in RENAMED:
-        return mobius_export(family)
+        return mobius_export(family, dtype, provider=provider)
     source = hf_model(family)
-    recipe = [source.name, RENAMED[family], RELEASE, "f32"]
-    return once(f"mobius-{family}-renamed", recipe, lambda folder: _export_renamed(family, source, folder))
+    recipe = [source.name, RENAMED[family], RELEASE, dtype, provider]
+    options = {"dtype": dtype, "static_cache": 0, "execution_provider": provider}
+    name = f"mobius-{family}-renamed-{dtype}-{provider}"
+    return once(name, recipe, lambda folder: _export_renamed(family, source, folder, options))
 
 
-def _export_renamed(family: str, source: Path, folder: Path) -> None:
+def _export_renamed(family: str, source: Path, folder: Path, options: dict[str, Any]) -> None:
     from safetensors.torch import load_file, save_file
 
     renamed = folder / "hf"
@@ -111,16 +113,15 @@ def _export_renamed(family: str, source: Path, folder: Path) -> None:
     for theirs, ours in RENAMED[family]:
         weights = {key.replace(theirs, ours, 1): value for key, value in weights.items()}
     save_file(weights, renamed / "model.safetensors", metadata={"format": "pt"})
-    options = {"dtype": "f32", "static_cache": 0, "execution_provider": "default"}
     run_python(["-m", "tests.exports.mobius", renamed, folder, json.dumps(options)], path=[packages(*RELEASE)])
     shutil.rmtree(renamed)
 
 
-def media_export(family: str) -> tuple[Path, Path]:
+def media_export(family: str, dtype: str = "f32", provider: str = "default") -> tuple[Path, Path]:
     """(the package, the Hugging Face folder of the same weights), both with tokenizer and image processor."""
-    sources = _export(family), hf_model(family)
+    sources = _export(family, dtype, provider), hf_model(family)
     recipe = [source.name for source in sources], source_of("media.py", "text.py")
-    folder = once(f"media-{family}", recipe, lambda folder: _make(family, sources, folder))
+    folder = once(f"media-{family}-{dtype}-{provider}", recipe, lambda folder: _make(family, sources, folder))
     return folder / "onnx", folder / "hf"
 
 
@@ -159,3 +160,37 @@ def _save_tokenizer(family: MediaFamily, folder: Path) -> None:
         chat_template=CHAT_TEMPLATE.replace("MARKER", family.marker),
         model_max_length=CONTEXT,
     ).save_pretrained(folder)
+
+
+def plain_encoder_export(dtype: str, provider: str) -> Path:
+    """The LLaVA package with an encoder of products alone, for devices that lack operators of mobius's encoders: 16
+    patches of 8 x 8 pixels, each with a weight."""
+    source, _ = media_export("llava", dtype, provider)
+    recipe = [source.parent.name, source_of("media.py")]
+    return once(f"media-plain-{dtype}-{provider}", recipe, lambda folder: _with_plain_encoder(source, folder, dtype))
+
+
+def _with_plain_encoder(source: Path, folder: Path, dtype: str) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    file = folder / "vision_encoder" / "model.onnx"
+    elem_type = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}[dtype]
+    weight = np.random.default_rng(0).normal(scale=0.1, size=(192, 64))
+    weights = [
+        numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "weight"),
+        numpy_helper.from_array(np.array([-1, 3, 4, 8, 4, 8]), "patches"),
+        numpy_helper.from_array(np.array([-1, 16, 192]), "rows"),
+    ]
+    nodes = [
+        helper.make_node("Reshape", ["pixel_values", "patches"], ["split"]),
+        helper.make_node("Transpose", ["split"], ["sorted"], perm=[0, 2, 4, 1, 3, 5]),
+        helper.make_node("Reshape", ["sorted", "rows"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weight"], ["image_features"], name="projector"),
+    ]
+    inputs = [helper.make_tensor_value_info("pixel_values", elem_type, ["batch", 3, 32, 32])]
+    outputs = [helper.make_tensor_value_info("image_features", elem_type, ["batch", 16, 64])]
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), file)

@@ -23,15 +23,17 @@ def exported() -> Path:
     return once("quickstart-fp32", [version("onnxruntime-genai"), weights], build)
 
 
-def quantized(bits: int, block_size: int) -> Path:
-    """Round to nearest, symmetric, by ONNX Runtime's own tool."""
+def quantized(bits: int, block_size: int, *, symmetric: bool = True, accuracy_level: int | None = None) -> Path:
+    """Round to nearest, by ONNX Runtime's own tool."""
     source = exported()
 
     def build(folder: Path) -> None:
         import onnx
         from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-        config = DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=True, bits=bits)
+        config = DefaultWeightOnlyQuantConfig(
+            block_size=block_size, is_symmetric=symmetric, bits=bits, accuracy_level=accuracy_level
+        )
         quantizer = MatMulNBitsQuantizer(onnx.load(source / "model.onnx"), algo_config=config)
         quantizer.process()
         quantizer.model.save_model_to_file(str(folder / "model.onnx"), True)
@@ -39,4 +41,5 @@ def quantized(bits: int, block_size: int) -> Path:
             if not file.name.startswith(("model.onnx", "cache")):
                 (folder / file.name).write_bytes(file.read_bytes())
 
-    return once(f"quickstart-int{bits}-b{block_size}", [source.name, version("onnxruntime")], build)
+    form = "" if symmetric and accuracy_level is None else f"-{'sym' if symmetric else 'zp'}-level{accuracy_level}"
+    return once(f"quickstart-int{bits}-b{block_size}{form}", [source.name, version("onnxruntime")], build)

@@ -31,6 +31,9 @@ NATS = {"fp32": 1e-4, "int4": 1e-4, "int8": 1e-4, "fp16": 5e-2, "bf16": 5e-1}
 """Bounds by the type that is computed in. Quantized weights are compared with the same graph run plainly; ONNX Runtime
 computes half precision on the CPU in fp32 and drops round trips, differently in an edited graph."""
 
+ALONE = {"whisper", "t5", "marian"}
+"""Prompts of other lengths share no step there."""
+
 LINEAR_ATTENTION = {"qwen3_5", "qwen3_5_text", "qwen3_next"}
 LINEAR_ATTENTION_NATS = 5e-4
 """Their recurrence adds up rounding: in fp32, transformers and the untouched graph differ by as much as we do from
@@ -52,6 +55,7 @@ def _check(name: str) -> None:
     assert float(row["roll"]) < bound
     assert row["fork"] == "1.00"
     assert float(row["batch"]) < (1e-5 if bound < 1e-3 else bound)
+    assert float(row["rows"]) > 3 or export(name).family in ALONE
     equal, total = map(int, row["generate"].split(" of "))
     assert equal == total or bound > 1e-3
 

@@ -15,6 +15,7 @@ import torch
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import EvaluationConfig
 from olive_ext.engine.requests import Request, Result
+from olive_ext.run.clock import Clock
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session
@@ -94,7 +95,8 @@ class NetSession(Session):
 
     def __init__(self, net: Any, reference: Any = None) -> None:
         super().__init__(NetEngine(net), byte_level(True, TEMPLATE))
-        self.net, self.reference = net, reference
+        self.net = net
+        self.reference = None if reference is None else NetSession(reference)
 
     def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
         tokens = [(*request.context, *request.target) for request in requests]
@@ -108,7 +110,7 @@ class NetSession(Session):
         if self.reference is not None:
             pairs = zip(outputs, tokens, strict=True)
             outputs = [
-                replace(output, compared=compared(self.reference, self.net, ids, output.token_count))
+                replace(output, compared=compared(self.reference.net, self.net, ids, output.token_count))
                 for output, ids in pairs
             ]
         for place, output in enumerate(outputs):
@@ -120,14 +122,18 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    other = SimpleNamespace(kind="onnx")
+    other = given_reference = SimpleNamespace(kind="onnx")
     progress = False
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config
+        self.clock = Clock()
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
+
+    def export_note(self, path: str) -> dict[str, str]:
+        return {}
 
     def reference(self, observer: Observer | None) -> Any:
         self.opened.append("reference")

@@ -226,7 +226,8 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
 
 
 def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
-    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, device="cpu", max_length=128)
+    how = {"device": "cpu", "max_length": 128, "baseline": "lm_eval"}
+    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, **how)
     found = compared(report)
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
     assert found.divergences == ()

@@ -83,7 +83,7 @@ def test_another_context_length_is_another_journal(tmp_path: Path) -> None:
 
 
 def open_tiny(**given: Any) -> Session:
-    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1}, **given)
+    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1}, deterministic=True, **given)
 
 
 @pytest.fixture(scope="module")

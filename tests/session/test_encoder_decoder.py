@@ -24,7 +24,7 @@ def _session(takes_features: bool = False, start: tuple[int, ...] = START, conte
 
 
 def _asked(session: Session) -> object:
-    engine = session._engine
+    engine = session.executor
     assert isinstance(engine, FakeEngine)
     (request,) = engine.requests
     return request
@@ -66,7 +66,7 @@ def test_source_longer_than_max_length_loses_its_beginning() -> None:
 def test_windows_of_a_long_target_have_the_same_source() -> None:
     session = _session(context_length=8)
     session.loglikelihood([ScoringRequest("", list(range(5, 25)), source=[5])])
-    requests = session._engine.requests
+    requests = session.executor.requests
     assert len(requests) == 3
     assert len({request.source for request in requests}) == 1
 
@@ -111,4 +111,4 @@ def test_value_that_is_no_source_is_refused_on_construction() -> None:
 def test_start_is_that_of_the_first_configuration_that_names_it(tmp_path: Path, files, genai, expected) -> None:
     for name, value in files.items():
         (tmp_path / name).write_text(json.dumps({"decoder_start_token_id": value}))
-    assert read_start(tmp_path, genai) == expected
+    assert read_start(byte_level(), tmp_path, genai) == expected

@@ -31,7 +31,7 @@ def make_session(answers: dict[str, str] | None = None, context_length: int = 51
 
 
 def engine_of(session: Session) -> FakeEngine:
-    engine = session._engine
+    engine = session.executor
     assert isinstance(engine, FakeEngine)
     return engine
 

@@ -62,7 +62,8 @@ class Evaluate:
         self.configs: list[Any] = []
         self.lms: list[Any] = []
 
-    def __call__(self, config: Any, *, lm: Any = None, progress: bool = False) -> Report:
+    def __call__(self, config: Any, *, lm: Any = None, progress: bool = False, names: Any = None) -> Report:
+        self.names = names
         self.configs.append(config)
         self.lms.append(lm)
         if self.error is not None:

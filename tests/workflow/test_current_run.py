@@ -82,8 +82,8 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
     weights.write_bytes(b"one")
     with run_of("HfModel", model_path=str(tmp_path)):
         first = environment(settings())
-        again = environment(settings({"path": str(tmp_path), "kind": "hf"}))
-        deeper = environment(settings({"path": "input_model", "mode": "recorded"}))
+        again = environment(settings({"path": str(tmp_path), "kind": "hf", "mode": "recorded"}))
+        deeper = environment(settings({"path": "input_model", "mode": "resident"}))
         weights.write_bytes(b"two")
         changed = environment(settings())
     assert first == again

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from olive.hardware.accelerator import Device
-from olive.model import CompositeModelHandler, DistributedOnnxModelHandler, HfModelHandler, ONNXModelHandler
+from olive.model import (
+    CompositeModelHandler,
+    DistributedOnnxModelHandler,
+    HfModelHandler,
+    ModelConfig,
+    ONNXModelHandler,
+)
 
 from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
+from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
     handler_of,
     hf_config,
     label,
+    name_of,
     onnx_config,
     open_baseline,
     text_decoder,
@@ -47,7 +56,7 @@ def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
     tokenizer.chat_template = {"plain": "P {{ messages[0].content }}", "loud": "L {{ messages[0].content }}"}
     named = SimpleNamespace(load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
     config = hf_config(handler, settings(apply_chat_template="loud"))
-    baseline = open_baseline(named, config, Device.CPU)
+    baseline = open_baseline(named, config.model_copy(update={"device": "cpu"}))
     with chosen_template(baseline, config.apply_chat_template):
         assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
@@ -151,12 +160,22 @@ def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
         torch_device("gpux", Device.CPU)
 
 
-def test_baseline_is_evaluated_with_the_handlers_own_model() -> None:
+def test_baseline_of_lm_eval_is_evaluated_with_the_handlers_own_model() -> None:
     fake = Evaluate()
-    report = measure(HfModelHandler(str(hf_model("llama"))), settings(), device=Device.CPU, evaluate=fake)
+    model = HfModelHandler(str(hf_model("llama")))
+    report = measure(model, settings(baseline="lm_eval"), device=Device.CPU, evaluate=fake)
     assert report is REPORT
     assert fake.lms[0].model.config.model_type == "llama"
     assert fake.configs[0].model.kind == "hf"
+
+
+def test_plain_baseline_goes_the_references_way_and_a_changed_one_is_the_handlers() -> None:
+    fake, path = Evaluate(), str(hf_model("llama"))
+    measure(HfModelHandler(path), settings(), device=Device.CPU, evaluate=fake)
+    assert fake.lms == [None]
+    assert (fake.configs[0].model.path, fake.configs[0].device) == (path, "cpu")
+    measure(HfModelHandler(path, load_kwargs={"dtype": "float32"}), settings(), device=Device.CPU, evaluate=fake)
+    assert fake.lms[1].model.config.model_type == "llama"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +213,25 @@ def test_each_model_has_its_own_folder_of_reports(package: Path, tmp_path: Path)
 )
 def test_label_is_olives_model_id_or_the_last_name(path: str, expected: str) -> None:
     assert label(path) == expected
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    (tmp_path / "float").mkdir()
+    begun = Run(ModelConfig(type="HfModel", config={"model_path": str(tmp_path / "float")}))
+    begun.made_by["1a2b"], begun.types["int4"] = ("int4",), "ModelBuilder"
+    token = running.set(begun)
+    yield begun
+    running.reset(token)
+
+
+def test_models_of_a_workflow_are_called_by_what_was_done_to_them(run: Run, tmp_path: Path) -> None:
+    made, given = "cache/w/runs/1a2b/models", str(tmp_path / "float")
+    assert (label(made), name_of(made)) == ("int4", "ModelBuilder int4")
+    assert (label(given), name_of(given)) == ("input_model", "input model")
+    assert (label("elsewhere"), name_of("elsewhere")) == ("elsewhere", None)
+    run.is_search = True
+    assert (label(made), label(given)) == ("1a2b", "input_model")
 
 
 def _no_logits(path: Path) -> None:

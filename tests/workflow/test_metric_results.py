@@ -12,7 +12,8 @@ from olive.evaluator.metric_result import MetricResult
 from olive_ext.config import EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
-from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
+from olive_ext.report.metrics import NAMES
+from olive_ext.workflow.metric_results import broken_in, check_declared, to_metric_result, with_measurements
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
 
@@ -30,7 +31,9 @@ def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() 
     assert isinstance(result, MetricResult)
     assert {key: entry.value for key, entry in result.items()} == {
         "tiny_choice-acc": 0.5,
+        "tiny_choice-acc_stderr": 0.1,
         "tiny_choice-acc_norm": 0.25,
+        "tiny_choice-acc_norm_stderr": 0.1,
         "tiny_rolling-word_perplexity": 12.0,
         "tiny_generate-exact_match,strict_match": 0.125,
         "tiny_generate-exact_match,loose": 0.75,
@@ -39,9 +42,31 @@ def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() 
     assert isinstance(result["size_on_disk-bytes"].value, int)
 
 
+def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on() -> None:
+    acc = replace(ACC, stderr=0.03)
+    compared = [
+        Metric(task, name, "none", 0.1, 0.01 if name == "kl_mean" else None, False, 9)
+        for task in ("tiny_choice", "all")
+        for name in NAMES
+    ]
+    report = Report(metrics=(acc, *compared))
+    assert set(to_metric_result(report).keys()) == {
+        *("tiny_choice-acc", "tiny_choice-acc_stderr", "all-kl_mean", "all-kl_mean_stderr", "all-top1_agreement"),
+        *("all-accuracy_difference", "all-accuracy_difference_low", "all-accuracy_difference_high"),
+    }
+    bound = WorkflowSettings.parse({"tasks": ["t"], "require": [{"metric": "kl_p99", "task": "all", "max": 0.05}]})
+    found = to_metric_result(report, bounds=bound.require)
+    assert found["all-kl_p99"].value == 0.1
+    assert broken_in(found, bound.require) == ["all/kl_p99 = 0.1000, required at most 0.0500"]
+    one = WorkflowSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
+    assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
+
+
 def test_direction_is_the_metrics_and_nothing_has_a_priority() -> None:
     result = to_metric_result(REPORT)
     assert {key for key, entry in result.items() if not entry.higher_is_better} == {
+        "tiny_choice-acc_stderr",
+        "tiny_choice-acc_norm_stderr",
         "tiny_rolling-word_perplexity",
         "size_on_disk-bytes",
     }
@@ -115,6 +140,7 @@ def test_declared_size_asks_for_the_size() -> None:
     assert with_measurements(settings, [declared("a", "accuracy_score")]) is settings
     assert to_metric_result(Report(metrics=(ACC, PERPLEXITY))).keys() == {
         "tiny_choice-acc",
+        "tiny_choice-acc_stderr",
         "tiny_rolling-word_perplexity",
     }
 

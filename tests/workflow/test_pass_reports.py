@@ -55,6 +55,9 @@ def report(*passes: str) -> Report:
 def engine_with(model: ModelConfig | str, passes: dict[str, RunPassConfig], error: Exception | None = None) -> Any:
     class FakeEngine:
         computed_passes_configs = passes
+        olive_config = SimpleNamespace(
+            get_pass_module_config=lambda name: SimpleNamespace(module_path=f"olive.passes.{name}")
+        )
         cache = Cache(model) if isinstance(model, ModelConfig) else None
 
         def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:

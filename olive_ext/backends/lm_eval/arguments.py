@@ -105,6 +105,11 @@ class OrtLMArguments(OpenSettings):
         """The settings of opening the model that were given."""
         return {name: getattr(self, name) for name in sorted(self.model_fields_set & _OPENING)}
 
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that were given."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**self.chat_template_args, **thinking}
+
     def asking(self) -> dict[str, Any]:
         """The arguments that were given and do not open a model."""
         names = self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from olive_ext.backends.lm_eval.instances import (
     encoded_slices,
     known_answers_first,
 )
+from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
@@ -37,6 +38,7 @@ from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
+from olive_ext.text.conversion import decoder_tokens
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @register_model("olive-ext")
-class OrtLM(CompletePairs):
+class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
 
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
@@ -65,9 +67,9 @@ class OrtLM(CompletePairs):
         super().__init__()
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
+        self.lost: list[LostRequest] = []  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, list[int]] = {}
-        given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
-        self._arguments = given
+        self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
         self._encoding = self._session.encoding
@@ -77,7 +79,7 @@ class OrtLM(CompletePairs):
         self.kind = "onnx" if self.resolved is None else self.resolved.kind
         self.max_gen_toks = given.max_gen_toks
         self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
-        self._media = TaskMedia(given, self._session.media)
+        self._media = TaskMedia(given, self._session)
         self.MULTIMODAL = self._media.is_taken
         own = self._session.tokenizer
         self._text = Tokenizer(
@@ -103,9 +105,6 @@ class OrtLM(CompletePairs):
         session, self._session = self._session, None
         if session is not None and self._owns_session:
             session.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -141,9 +140,7 @@ class OrtLM(CompletePairs):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
-        options = dict(self._arguments.chat_template_args)
-        if self._arguments.enable_thinking is not None:
-            options["enable_thinking"] = self._arguments.enable_thinking
+        options = self._arguments.template_variables()
         return self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
 
     @known_answers_first
@@ -166,11 +163,16 @@ class OrtLM(CompletePairs):
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
         try:
             return [
-                (one.args, *(self._encode_pair(*pair) if pair[1] else ([], [])), self._media.images(one.args))
+                (one.args, *(self._pair(*pair) if pair[1] else ([], [])), self._media.given(one.args))
                 for one, pair in zip(requests, pairs, strict=True)
             ]
         finally:
             self._encoded = {}
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self._media.takes_sound:
+            return self._prompt(context), self._text.encode_answer(continuation)
+        return self._encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
@@ -197,14 +199,17 @@ class OrtLM(CompletePairs):
 
         for index in set(range(len(requests))).difference(scored):
             keep(index, CERTAIN)
-        names = [str(instances[index].task_name) for index in scored] if instances else ()
-        self.session.loglikelihood(asked, on_result=take, names=names)
+        names = [str(instances[index].task_name) for index in scored if instances]
+        with noting(self.lost, lambda at: instances[scored[at] :][:1]):
+            self.session.loglikelihood(asked, on_result=take, names=names)
         return answers
 
-    def _scoring(self, context: Sequence[int], target: Sequence[int], images: tuple[Any, ...] = ()) -> ScoringRequest:
+    def _scoring(
+        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
+    ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
-        if self._encoding is None:
-            return ScoringRequest(context, target, images=images)
+        if self._encoding is None or self._media.takes_sound:
+            return ScoringRequest(context, target, **(given or {}))
         return ScoringRequest("", target, source=context)
 
     @known_answers_first
@@ -213,15 +218,18 @@ class OrtLM(CompletePairs):
         prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
         asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
+        answers = [0.0] * len(requests)
         with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
 
             def keep(index: int, output: RollingOutput) -> None:
+                answers[index] = output.logprob
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
                 self.observer(requests[index], asked[index], output)
                 advance(1)
 
-            outputs = self.session.loglikelihood_rolling(asked, on_result=keep)
-        return [output.logprob for output in outputs]
+            with noting(self.lost, lambda at: [requests[at]]):
+                self.session.loglikelihood_rolling(asked, on_result=keep)
+        return answers
 
     @known_answers_first
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -240,8 +248,9 @@ class OrtLM(CompletePairs):
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
                 advance(len(item.owners))
 
-            names = [str(requests[item.owners[0]].task_name) for item in wanted]
-            self.session.generate([item.request for item in wanted], on_result=keep, names=names)
+            with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
+                names = [str(requests[item.owners[0]].task_name) for item in wanted]
+                self.session.generate([item.request for item in wanted], on_result=keep, names=names)
         return answers
 
     def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
@@ -251,19 +260,26 @@ class OrtLM(CompletePairs):
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
             settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
-            images = self._media.images(request.args)
-            key = json.dumps([context, gen_kwargs, [id(image) for image in images]], default=str)
+            media = self._media.given(request.args)
+            pictures = [id(item) for items in media.values() for item in items]
+            key = json.dumps([context, gen_kwargs, pictures], default=str)
             repeat = repeats[key] if settings.is_sampled else 0
             repeats[key] += 1
             if (key, repeat) not in wanted:
-                prompt = self.tok_encode(self._media.prompt(request.args)) or [self.prefix_token_id]
+                prompt = self._prompt(self._media.prompt(request.args))
                 stops = self._thinking.stops(settings.until)
-                asked = replace(settings.request(prompt, self.max_length, repeat, stops), images=images)
-                if self._encoding is not None:
+                asked = replace(settings.request(prompt, self.max_length, repeat, stops), **media)
+                if self._encoding is not None and not self._media.takes_sound:
                     asked = replace(asked, prompt="", source=prompt)
                 wanted[key, repeat] = PendingGeneration(settings, asked, [])
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
+
+    def _prompt(self, context: str) -> list[int]:
+        """The tokens of a context; for a model of speech those that its decoder begins with."""
+        if self._encoding is not None and self._media.takes_sound:
+            return decoder_tokens(self._text, context, self._encoding)
+        return self.tok_encode(context) or [self.prefix_token_id]
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval puts into its results' `config`: the model's digest, versions, and how the session runs it."""

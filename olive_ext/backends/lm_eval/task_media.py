@@ -1,6 +1,6 @@
-"""Pictures of lm-eval's requests: which the model is given, where its prompts hold them, and chat messages with parts.
+"""Pictures and sounds of lm-eval's requests: which the model is given, and where its prompts and messages hold them.
 
-Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no session.
+Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine.
 """
 
 from __future__ import annotations
@@ -13,35 +13,43 @@ from lm_eval.models.utils import replace_placeholders, resize_image
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.errors import TaskError
 from olive_ext.model.media_types import Modality
-from olive_ext.text.placeholders import MediaText
+from olive_ext.session import Session
 
 PLACEHOLDER = "<image>"
 """What a task's text holds for a picture."""
 
 
 class TaskMedia:
-    """The pictures of requests for one model; a `media` of None is that of a model without encoders."""
+    """The pictures and sounds of requests for the model of one session."""
 
-    def __init__(self, arguments: OrtLMArguments, media: MediaText | None) -> None:
+    def __init__(self, arguments: OrtLMArguments, session: Session) -> None:
         self._arguments = arguments
-        self._media = media
+        self._media = session.media
+        self._takes_images = self._media is not None and Modality.IMAGE in self._media.markers
+        self.takes_sound = session.encoding is not None and session.encoding.sound is not None
+        """Whether requests have a sound, and their contexts are what the decoder begins with."""
 
     @property
     def is_taken(self) -> bool:
-        """Whether the model takes pictures."""
-        return self._media is not None and Modality.IMAGE in self._media.markers
+        """Whether the model takes anything besides text."""
+        return self._takes_images or self.takes_sound
 
-    def images(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The pictures of a request: those behind its texts, as many and as large as the arguments allow."""
-        given = args[2] if len(args) > 2 else {}
-        if unknown := given.keys() - {"visual"}:
+    def given(self, args: Sequence[Any]) -> dict[str, Any]:
+        """What a request gives besides its texts, by the name of the session's field for it."""
+        found = args[2] if len(args) > 2 else {}
+        taken = {"audio"} if self.takes_sound else {"visual"} if self._takes_images else set()
+        if unknown := found.keys() - taken:
             raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
-        images = given.get("visual") or ()
-        images = images if isinstance(images, (list, tuple)) else [images]
+        fields = {"images": self._images(found.get("visual")), "audio": _as_list(found.get("audio"))}
+        return {name: tuple(items) for name, items in fields.items() if items}
+
+    def _images(self, given: Any) -> list[Any]:
+        """The pictures, as many and as large as the arguments allow."""
+        images = _as_list(given)
         sizes = self._arguments.image_width, self._arguments.image_height, self._arguments.image_max_side
         if any(sizes):
             images = [resize_image(image, *sizes) for image in images]
-        return tuple(images[: self._arguments.max_images])
+        return images[: self._arguments.max_images]
 
     def prompt(self, args: Sequence[Any]) -> str:
         """The context of a request, with the model's marker for each picture that it is given. (Where a chat template
@@ -59,7 +67,7 @@ class TaskMedia:
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         text = message["content"]
-        if not self.is_taken or not isinstance(text, str) or PLACEHOLDER not in text:
+        if not self._takes_images or not isinstance(text, str) or PLACEHOLDER not in text:
             return dict(message)
         texts, image = text.split(PLACEHOLDER), {"type": "image"}
         num_images = min(len(texts) - 1, self._arguments.max_images)
@@ -69,6 +77,12 @@ class TaskMedia:
         for place, part in enumerate(texts):
             parts += [_text(part)] * bool(part) + [image] * (place < num_images)
         return {**message, "content": parts}
+
+
+def _as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ reference log-prob cache. Knows no graph and no tokenizer. Axes: R logits rows o
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
 
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
-"""Each allows what those before it allow."""
+"""Each allows what those before it allow; the last allows ALIKE, too."""
 
 
 class Tap(ABC):
@@ -112,6 +113,7 @@ class ResidentTap(Tap):
         self._reference.residency = candidate.residency
         self._divergence = divergence
         self._owed: tuple[Step, ...] = ()
+        self._seconds = 0.0
 
     @property
     def host_bytes(self) -> int:  # type: ignore[override]
@@ -119,17 +121,26 @@ class ResidentTap(Tap):
 
     def traits(self, runner: Runner) -> Traits:
         own, other = runner.traits, self._reference.traits
-        batching = min(own.batching, other.batching, key=_BATCHING.index)
-        # A step of a pool holds all slots, which are one number for both models only where both have as many.
-        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
         return Traits(
             context_length=min(own.context_length, other.context_length),
-            batching=Batching.SINGLE if batching is Batching.POOL and is_uneven else batching,
+            batching=self._batching(runner),
+            row_mix=own.row_mix.both(other.row_mix),
             can_rewind=own.can_rewind and other.can_rewind,
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
             tree_batches=own.tree_batches and other.tree_batches,
             source_kind=own.source_kind,
+            row_group=max(own.row_group, other.row_group),
         )
+
+    def _batching(self, runner: Runner) -> Batching:
+        """What both models' steps allow. A step of a pool holds all slots, which are one number for both models only
+        where both have as many."""
+        kinds = {runner.traits.batching, self._reference.traits.batching}
+        if Batching.ALIKE in kinds:
+            return Batching.ALIKE if kinds <= {Batching.ALIKE, Batching.PACKED} else Batching.SINGLE
+        batching = min(kinds, key=_BATCHING.index)
+        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
+        return Batching.SINGLE if batching is Batching.POOL and is_uneven else batching
 
     def capacity(self, runner: Runner) -> Capacity:
         """The lesser of each kind of memory."""
@@ -155,7 +166,9 @@ class ResidentTap(Tap):
         owed, self._owed = (*self._owed, step), ()
         copies = tuple(copy for one in owed for copy in one.copies)
         moves = tuple(move for one in owed for move in one.moves)
+        begin = time.perf_counter()
         reference = self._reference.run(replace(step, copies=copies, moves=moves))
+        self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:
             return notes_T
@@ -170,7 +183,7 @@ class ResidentTap(Tap):
         return notes_T
 
     def describe(self) -> Mapping[str, Any]:
-        return {"reference": {"mode": "resident", **self._reference.describe()}}
+        return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}
 
     def release_memory(self) -> None:
         self._reference.release_memory()

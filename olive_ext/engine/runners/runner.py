@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
-from olive_ext.model.types import SourceKind
+from olive_ext.model.types import SourceKind, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class Traits:
     """Positions that a sequence may occupy at most."""
 
     batching: Batching = Batching.SINGLE
+    row_mix: RowMix = ALONE
+    """How far the rows of a step are alike, where `batching` is ALIKE."""
+
     can_rewind: bool = True
     """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
@@ -37,6 +40,13 @@ class Traits:
 
     source_kind: SourceKind | None = None
     """What the encoder takes; None where there is none."""
+
+    row_group: int = 1
+    """Kernels take so many tokens of a step at a time, from its first on, and what is left with another kernel, whose
+    last bits differ. Inputs are fed in whole groups where that shows."""
+
+    source: TensorSpec | None = None
+    """The encoder's input, where the runner knows it."""
 
 
 class Capacity(NamedTuple):
@@ -96,6 +106,10 @@ class Runner(ABC):
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
         if media:
             raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        """Runs encoders beforehand on `items` of every shape that is expected. A runner of text alone has none."""
+        assert not items
 
     @abstractmethod
     def release_memory(self) -> None:

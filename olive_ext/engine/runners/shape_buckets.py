@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Capacity, Runner
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
@@ -96,6 +96,9 @@ class BucketedRunner(Runner):
 
     def check_media(self, media: Media) -> None:
         self._inner.check_media(media)
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        self._inner.warm_up(items)
 
     def close(self) -> None:
         self._inner.close()

@@ -10,7 +10,17 @@ import numpy as np
 
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import (
+    FIRST_CELL,
+    SHARED_PREFIX,
+    CellArray,
+    Copy,
+    FloatArray,
+    LogitsRow,
+    Row,
+    Step,
+    StepOutput,
+)
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
 from olive_ext.model.decisions import SHORT_STEP, BucketPlan, is_attention_at_risk
@@ -91,6 +101,23 @@ def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
     except RunError as error:
         return f"a step of branches fails: {error}"
     return disagreement("branches", expected, found, again)
+
+
+def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
+    """Why packed steps must not be used on this model and device; None where they score what single rows score."""
+    rng = np.random.default_rng(0)
+    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
+    runner.reserve(STEM + SUFFIX)
+    try:
+        expected = [_score(runner, stem + suffix) for suffix in (left, right)]
+        again = _score_one_by_one(runner, stem + right, STEM)
+        runner.run(Step((Row(0, 0, stem + left[:2]),)))
+        rows = (Row(0, STEM + 2, left[2:]), Row(1, STEM, right))
+        logits_rows = (LogitsRow(0, SUFFIX - 3), LogitsRow(1, SUFFIX - 1))
+        both = runner.run(Step(rows, logits_rows, _targets(2), copies=(Copy(0, 1, STEM),))).target_logprobs
+    except RunError as error:
+        return f"a packed step fails: {error}"
+    return disagreement("packed steps", expected, [both[: len(TARGETS)], both[len(TARGETS) :]], again)
 
 
 def _score(runner: Runner, tokens: tuple[int, ...], past: int = 0, padding: BucketedRunner | None = None) -> FloatArray:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.scheduling.slots import MIN_COPY, Slots
+from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import Copy
 
 LOOK_AHEAD = 256
@@ -24,6 +24,7 @@ class Admission:
     def __init__(self, slots: Slots, traits: Traits, counters: Counters) -> None:
         self._slots = slots
         self._can_share = traits.chunked_prefill
+        self._row_group = traits.row_group
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
@@ -39,13 +40,12 @@ class Admission:
         """Up to `most` sequences, as long as `room` tokens of the next step are not filled, each in a slot, with the
         copy that puts there what it shares with others."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
-            wanted = {slot for slot, last in self._last.items() if last.num_children}
-            limit = sequence.first_read() if self._can_share else 0
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), wanted)
-            sequence.slot, sequence.computed = taken.slot, taken.shared
-            self._last[taken.slot] = sequence
             if sequence.parent is not None:
                 sequence.parent.num_children -= 1
+            limit = self._most_shared(sequence)
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self._wanted())
+            sequence.slot, sequence.computed = taken.slot, taken.shared
+            self._last[taken.slot] = sequence
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.copy is not None
@@ -53,20 +53,43 @@ class Admission:
             most -= 1
             yield sequence, taken.copy
 
+    def _most_shared(self, sequence: Sequence) -> int:
+        """Tokens that need not be fed again: not those that are read, and of a prompt so few that a group of rows is
+        left; a text that is scored gets one."""
+        if not self._can_share:
+            return 0
+        group = self._row_group if sequence.generation is not None else 1
+        return max(0, sequence.first_read() + 1 - group)
+
     def _next(self) -> Sequence | None:
-        """Takes out the first sequence that need not wait for a prefix."""
+        """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
+        sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
+        wanted = self._wanted()
         for place in range(min(len(self._waiting), LOOK_AHEAD)):
-            if not _is_prefix_due(self._waiting[place]):
-                sequence = self._waiting[place]
+            sequence = self._waiting[place]
+            has_slot = self._slots.is_idle or self._has_slot(sequence, wanted)
+            if has_slot and not self._is_prefix_due(sequence):
                 del self._waiting[place]
                 return sequence
         return None
 
+    def _wanted(self) -> set[int]:
+        """Slots whose content waiting sequences share."""
+        return {slot for slot, last in self._last.items() if last.num_children}
 
-def _is_prefix_due(sequence: Sequence) -> bool:
-    """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""
-    parent = sequence.parent
-    if parent is None or parent.computed >= sequence.num_shared:
-        return False
-    is_waiting = parent.slot < 0 and not parent.computed
-    return is_waiting or sequence.num_shared - parent.num_shared >= MIN_COPY
+    def _has_slot(self, sequence: Sequence, wanted: set[int]) -> bool:
+        """Whether there is a slot that may be overwritten; that of the parent whose last child this is, too."""
+        parent = sequence.parent
+        is_last = parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent
+        if is_last and parent is not None:
+            wanted = wanted - {parent.slot}
+        is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
+        return is_kept and self._slots.num_free(wanted) > 0
+
+    def _is_prefix_due(self, sequence: Sequence) -> bool:
+        """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""
+        parent = sequence.parent
+        if parent is None or parent.computed >= sequence.num_shared:
+            return False
+        is_waiting = parent.slot < 0 and not parent.computed
+        return is_waiting or sequence.num_shared - parent.num_shared >= self._slots.min_copy

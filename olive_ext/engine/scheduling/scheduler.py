@@ -3,7 +3,7 @@
 A step is a tree batch, where the runner takes these and there is something to score; or it is packed: the rows that
 decode, and inputs of many sequences up to the chunk size; or it has one row with several tokens, or several rows with
 one token each (GroupQueryAttention refuses several tokens behind a past in a batch). There an input is computed to its
-end before the next sequence is admitted, and decoding rows wait.
+end before the next sequence is admitted, and decoding rows wait. Or it has the most rows that are alike, inputs first.
 
 What a planned step feeds counts as computed at once, so that the next step can be planned before it has run; its scores
 and tokens are taken in when it is read. Knows no runner.
@@ -18,13 +18,12 @@ from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import NonFinite
+from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
-from olive_ext.engine.scheduling.slots import Slots
+from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
 from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
-
-IDLE_TOKEN = 0
 
 
 class Scheduler:
@@ -39,7 +38,15 @@ class Scheduler:
         self.capacity = capacity
         self.tree_batch_tokens = tree_batch_tokens
         self._is_packed = traits.batching is Batching.PACKED
-        self.slots = Slots(capacity.num_slots, capacity.positions, traits.can_rewind, has_blocks=self._is_packed)
+        self._is_alike = traits.batching is Batching.ALIKE
+        self.slots = Slots(
+            capacity.num_slots,
+            capacity.positions,
+            traits.can_rewind,
+            has_blocks=self._is_packed or self._is_alike,
+            min_copy={Batching.PACKED: MIN_FORK, Batching.ALIKE: 1}.get(traits.batching, MIN_COPY),
+            row_group=traits.row_group,
+        )
         self._traits = traits
         self._chunk_size = chunk_size
         self._counters = counters
@@ -104,7 +111,7 @@ class Scheduler:
         has_room = self.slots.has_free or len(ready) < len(running)
         if not ready or is_prompt_due or (self.num_waiting and has_room):
             return None
-        chosen = ready[: self._most_rows]
+        chosen = together(ready, self._traits, self.limit)
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
         if not is_same or not all(present.has(sequence) for sequence in chosen):
@@ -169,14 +176,10 @@ class Scheduler:
         return self._tree_batches.num_waiting if self._tree_batches else 0
 
     @property
-    def _most_rows(self) -> int:
-        """Rows of a step that decodes."""
-        return 1 if self._traits.batching is Batching.SINGLE else self.limit
-
-    @property
     def _most_tokens(self) -> int:
         """Tokens of inputs in a step."""
-        return min(self.limit, self._chunk_size)
+        most, group = min(self.limit, self._chunk_size), self._traits.row_group
+        return max(group, most - most % group)
 
     def _committed(self, planned: PlannedStep) -> PlannedStep:
         """`planned`, which is to be run before any other step: what it feeds counts as computed and resident."""
@@ -191,7 +194,7 @@ class Scheduler:
                 self._release(sequence)
                 continue
             self._counters.tokens_fed += len(row.tokens)
-            sequence.computed += len(row.tokens)
+            sequence.computed = min(sequence.computed + len(row.tokens), sequence.end)
             if row.cells_P is None and not sequence.pending and sequence.generation is None:
                 self._release(sequence)
         return planned
@@ -205,33 +208,24 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone."""
+        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to
+        all where those that are alike share steps."""
         pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
-        if pending and not self._is_packed:
+        takes_many = self._is_packed or self._is_alike
+        if pending and not takes_many:
             return ()
         copies = []
-        for sequence, copy in self._admission.admit(self._most_tokens - pending, UNLIMITED if self._is_packed else 1):
+        room = UNLIMITED if self._is_alike else self._most_tokens - pending
+        for sequence, copy in self._admission.admit(room, UNLIMITED if takes_many else 1):
             self._running[sequence.slot] = sequence
             copies += [copy] if copy else []
         return tuple(copies)
 
-    def _rows(self) -> list[tuple[Sequence, Row]]:
-        """The rows of the next step: those that decode, and inputs; or one input alone."""
-        ready = [sequence for sequence in self._running.values() if sequence.pending]
-        inputs = [sequence for sequence in ready if sequence.pending > 1]
-        if inputs and not self._is_packed:
-            return [(inputs[0], self._row(inputs[0], self._most_tokens))]
-        rows = [(one, self._row(one, 1)) for one in ready if one.pending == 1][: self._most_rows]
-        room = self._most_tokens - len(rows)
-        for sequence in inputs:
-            if room > 0 or not rows:
-                rows.append((sequence, self._row(sequence, room)))
-                room -= len(rows[-1][1].tokens)
-        return rows
-
     def _slots_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
         """The next rows, and idle ones where the runner needs them."""
-        rows = {sequence.slot: (sequence, row) for sequence, row in self._rows()}
+        ready = [sequence for sequence in self._running.values() if sequence.pending]
+        chosen = next_rows(ready, self._traits, self.slots.capacity, self._most_tokens, self.limit)
+        rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
         filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
@@ -262,22 +256,11 @@ class Scheduler:
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
-        if len(slots) == 1 or self._is_packed:
+        if len(slots) == 1 or self._is_packed or self._is_alike:
             return slots
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
-
-    def _row(self, sequence: Sequence, most: int) -> Row:
-        """The sequence's next tokens, up to `most` of them where it may be split."""
-        start, stop = sequence.computed, sequence.end
-        if self._traits.chunked_prefill:
-            stop = min(stop, start + most)
-        if not self._traits.can_rewind:
-            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
-        is_checkpoint = not self._traits.can_rewind and stop in sequence.checkpoints
-        tokens = tuple(sequence.tokens[start:stop].tolist())
-        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""

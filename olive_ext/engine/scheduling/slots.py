@@ -15,8 +15,9 @@ import numpy as np
 from olive_ext.engine.requests import TokenArray
 from olive_ext.engine.step import Copy
 
-MIN_COPY = 16
-"""Positions that a copy from a busy slot must save; below that feeding the tokens costs less than the copy."""
+MIN_COPY, MIN_FORK = 16, 4
+"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
+is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,22 @@ class Taken:
 class Slots:
     """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
 
-    def __init__(self, num_slots: int, capacity: int, can_rewind: bool = True, *, has_blocks: bool = False) -> None:
-        """`has_blocks`: slots share blocks, so that copies cost next to nothing."""
+    def __init__(
+        self,
+        num_slots: int,
+        capacity: int,
+        can_rewind: bool = True,
+        *,
+        has_blocks: bool = False,
+        min_copy: int = MIN_COPY,
+        row_group: int = 1,
+    ) -> None:
+        """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
+        save. `row_group`: what is shared is a multiple of so many tokens."""
+        self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
+        self._row_group = row_group
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
@@ -50,6 +63,15 @@ class Slots:
     @property
     def has_free(self) -> bool:
         return len(self._busy) < self.num_slots
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is taken."""
+        return not self._busy
+
+    def num_free(self, wanted: set[int]) -> int:
+        """Free slots that are not `wanted`."""
+        return self.num_slots - len(self._busy | wanted)
 
     @property
     def capacity(self) -> int:
@@ -73,7 +95,7 @@ class Slots:
         givers = range(self.num_slots) if self._has_blocks else self._busy
         giver = max(givers, key=lambda s: shared[s], default=slot)
         copy = None
-        if shared[giver] >= shared[slot] + MIN_COPY:
+        if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
             copy = Copy(giver, slot, shared[giver])
             self._note_use(giver)
@@ -109,7 +131,8 @@ class Slots:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal = np.minimum(differs_SP.argmax(1), self._lengths).tolist()
+        equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
+        equal = (equal_S - equal_S % self._row_group).tolist()
         return [self._kept(slot, length) if self._sources[slot] == source else 0 for slot, length in enumerate(equal)]
 
     def _kept(self, slot: int, length: int) -> int:

@@ -32,7 +32,7 @@ from olive_ext.engine.scheduling.step_cost import (
     choose,
     measure,
 )
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, Move, Row
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Batching, CellArray, Move, Row
 from olive_ext.model.decisions import DEFAULT_CHUNK
 
 DEFAULT_SIZE = 256
@@ -61,6 +61,7 @@ class ScoringSteps:
     """The present choice; `size` is 0 where sequences are scored one by one."""
 
     def __init__(self, chunk_size: int, form: ScoringForm, traits: Traits) -> None:
+        self._is_packed = traits.batching is Batching.PACKED
         self._is_pinned = not (form.is_open and traits.tree_batches)
         self._cost: StepCost | None = None if form.is_measured else TYPICAL
         size = (DEFAULT_SIZE if form.is_open else chunk_size) if traits.tree_batches else 0
@@ -88,7 +89,7 @@ class ScoringSteps:
 
     def describe(self) -> Mapping[str, Any]:
         """The form, the reason, and what was measured (seconds)."""
-        form = "branches" if self.size else "rows"
+        form = "branches" if self.size else "packed" if self._is_packed else "rows"
         facts = {"scoring": form, "scoring_step": self.size, "scoring_reason": self._choice.reason}
         if self._cost is None or self._cost is TYPICAL:
             return facts

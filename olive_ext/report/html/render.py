@@ -120,9 +120,14 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     found = verdict(contrast.comparison)
     sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{found.finding[:1].upper()}{found.finding[1:]}")
     own = (column for column in columns if column.name == contrast.candidate)
-    tiles = [(f"{figure.name[:1].upper()}{figure.name[1:]}", figure.value, figure.note) for figure in found.figures]
+    tiles = [(_title(figure.name), figure.value, figure.note) for figure in found.figures]
     tiles += [tile for column in own for tile in _sizes(column)]
     return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tuple(tiles))
+
+
+def _title(name: str) -> str:
+    """The name of a figure as one of a tile; a task's name at its beginning stays as it is."""
+    return f"{name[:1].upper()}{name[1:]}" if name.partition(" ")[0].isalpha() else name
 
 
 def _basis(contrast: Contrast) -> str:

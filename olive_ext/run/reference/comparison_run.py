@@ -4,6 +4,7 @@
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
                (before the model where only some documents are to be drawn)
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
+    recording  the model, which is the reference itself          its distributions to disk, for models to come
 
 Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
 before a model is opened. Knows no session's inside.
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
-Mode = Literal["recorded", "resident", "answers"]
+Mode = Literal["recorded", "resident", "answers", "recording"]
 
 MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
@@ -81,10 +82,11 @@ class Comparer:
 
     def prepare(self) -> None:
         """Runs the reference where it is run alone."""
-        if self._mode == "resident":
+        if self._mode in ("resident", "recording"):
             return
         observer = Observer() if self._mode == "recorded" else None
-        with closing(self._models.reference(observer)) as lm:
+        clock = self._models.clock
+        with clock.phase("reference"), closing(self._models.reference(observer)) as lm:
             journal = self._models.keep_answers(lm) if observer is None else None
             self._reference = self._run_reference(lm, observer, journal)
             if observer is not None:
@@ -98,6 +100,9 @@ class Comparer:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
             return self._models.candidate()
+        if self._mode == "recording":
+            self._observer = Observer()
+            return self._models.reference(self._observer)
         asks_later = self._mode == "resident" and not self.is_sampled
         self._observer = Observer(ReferenceScores() if asks_later else None)
         lm: Any = self._models.candidate(self._observer)
@@ -107,7 +112,7 @@ class Comparer:
     @property
     def is_sampled(self) -> bool:
         """Whether the model answers only as many documents as make a claim certain."""
-        return self._models.config.documents == "enough"
+        return self._models.config.documents == "enough" and self._mode != "recording"
 
     def run_sampled(self, lm: LM, journal: Journal | None = None) -> dict[str, Any]:
         """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
@@ -115,19 +120,35 @@ class Comparer:
         from olive_ext.backends.journaled_lm import journaled
 
         config, models = self._models.config, self._models
-        reference = self._reference = self._reference or self._run_resident(lm)
+        with models.clock.phase("reference"):
+            reference = self._reference = self._reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
             results, self._drawn = run.run(model, self._observer)
         return results
 
-    def finish(self, lm: LM, results: Mapping[str, Any]) -> Comparison:
-        """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples."""
-        reference = self._reference = self._reference or self._run_resident(lm)
+    def finish(self, lm: Any, results: Mapping[str, Any]) -> Comparison | None:
+        """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples; None where the
+        model is the reference itself."""
+        clock, observer = self._models.clock, self._observer
+        if self._mode == "resident":  # it ran under the candidate's steps
+            inside = lm.session.describe_execution().get("reference", {}).get("seconds", 0.0)
+            clock.move(inside, "candidate", "reference")
+        with clock.phase("reference"):
+            if self._mode == "recording":
+                assert observer is not None
+                score_generated(lm, observer.generated)
+                return None
+            reference = self._reference = self._reference or self._run_resident(lm)
+        with clock.phase("candidate" if self._mode == "recorded" else "reference"):
+            if observer is not None and self._drawn is None:
+                score_generated(lm, reference.generated, observer)
+        with clock.phase("statistics"):
+            return self._compared(lm, results, reference)
+
+    def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
         observer, drawn = self._observer, self._drawn
-        if observer is not None and drawn is None:
-            score_generated(lm, reference.generated, observer)
         weights = None if drawn is None else drawn.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = read_answers(samples, tasks)
@@ -146,7 +167,8 @@ class Comparer:
     def fields(self) -> Fields:
         """What is added to the sample logs, after `finish`."""
         answers = self._reference.answers if self._reference is not None else []
-        by_document = self._observer.by_document if self._observer is not None else None
+        is_compared = self._observer is not None and self._mode != "recording"
+        by_document = self._observer.by_document if self._observer is not None and is_compared else None
         return sample_fields(self._tasks.tasks, answers, by_document)
 
     def _run_resident(self, lm: LM) -> ReferenceRun:
@@ -172,12 +194,14 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": self._models.other.kind, **execution, "mode": self._mode}
+        facts = {"path": reference.path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
+        facts |= self._models.export_note(reference.path)
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
 
 
 def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
-    """The comparer with the reference of `models`; None without one, or where it is the evaluated lm-eval model itself.
+    """The comparer with the reference of `models`; None without one, or where it is the evaluated model itself and
+    nothing is to be recorded.
 
     `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
@@ -185,13 +209,15 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
     if reference is None:
         return None
     _check(config, reference)
-    if lm is not None or models.own.kind == "hf":
-        own, other = Path(config.model.path), Path(reference.path)
-        if own == other or (own.exists() and other.exists() and own.samefile(other)):
+    own, other = Path(config.model.path), Path(reference.path)
+    is_same = own == other or (own.exists() and other.exists() and own.samefile(other))
+    is_foreign = lm is not None or models.is_lm_evals
+    if is_same and (is_foreign or models.given.kind == "hf"):
+        if is_foreign or reference.mode != "recorded":
             return None
-        mode: Mode = "answers"
+        mode: Mode = "recording"
     else:
-        mode = mode_of(models, reference)
+        mode = "answers" if is_foreign else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds)
 
 

@@ -71,7 +71,7 @@ class Observer:
         if isinstance(output, GenerationOutput):
             if output.tokens:
                 key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
-                target = ScoringRequest(request.prompt, output.tokens, request.source, request.images)
+                target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
                 self._generated[key] = Generated(key[0], key[1], target)
         elif output.compared is None:
             self._count(str(instance.task_name), int(instance.doc_id), output.token_logprobs)

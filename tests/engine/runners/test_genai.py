@@ -11,6 +11,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
 from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
 from olive_ext.engine.runners.genai.generator_traits import Continues, GeneratorTraits, find_traits
+from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from tests.engine.fake_runner import VOCAB, logits_of, oracle
 
@@ -179,7 +180,51 @@ def test_host_bytes_are_the_logits_that_were_read() -> None:
     engine.run([Request(tuple(range(10)), 1)])
     assert engine.runner.host_bytes == 4 * VOCAB
     engine.run([Request(tuple(range(1, 11)), 2)])
-    assert engine.runner.host_bytes == 4 * VOCAB * (1 + 9)
+    assert engine.runner.host_bytes == 4 * VOCAB * (1 + 2)
+
+
+class HugeGenerator(FakeGenerator):
+    """Has the vocabulary of Gemma, in rows that take no memory."""
+
+    num_read = 0
+
+    def get_logits(self) -> np.ndarray:
+        return self._rows(1)
+
+    def get_output(self, name: str) -> np.ndarray:
+        return self._rows(self._num_last)
+
+    def _rows(self, number: int) -> np.ndarray:
+        HugeGenerator.num_read += number
+        return np.broadcast_to(np.float32(0), (1, number, 262_144))
+
+
+class HugeModel(FakeModel):
+    def new_generator(self, capacity: int) -> FakeGenerator:
+        return HugeGenerator(self.traits, capacity)
+
+
+@pytest.mark.parametrize(("kind", "num_rows"), [("all", 5), ("no rewind", 5), ("one by one", 5), ("last row only", 5)])
+def test_rows_of_a_large_vocabulary_are_read_for_targets_only(kind: str, num_rows: int) -> None:
+    model = HugeModel(KINDS[kind])
+    model.context_length = 1024
+    runner = GenaiRunner(model, {})
+    runner.reserve(905)
+    HugeGenerator.num_read = 0
+    row, targets = Row(0, 0, (1,) * 904), range(899, 904)
+    logits_rows = tuple(LogitsRow(0, offset) for offset in targets)
+    runner.run(Step((row,), logits_rows, tuple((place, 7) for place in range(5))))
+    assert HugeGenerator.num_read == num_rows
+    assert runner.host_bytes == num_rows * 4 * 262_144  # 5 MiB; the rows of all tokens are 904 MiB
+
+
+def test_rows_between_two_runs_of_targets_are_not_read() -> None:
+    model = FakeModel(ALL)
+    engine = Engine(GenaiRunner(model, {}), 64)
+    both = Request((1, 2, 3, 4, 5, 6, 7), 2), Request((1, 2, 3), 2)
+    found = engine.run(both)
+    assert [result.is_greedy for result in found] == [oracle(request).is_greedy for request in both]
+    assert engine.runner.host_bytes == 4 * VOCAB * 4
 
 
 def test_sampling_draws_from_the_same_rows() -> None:

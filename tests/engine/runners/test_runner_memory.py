@@ -43,7 +43,7 @@ class _Small:
 @pytest.mark.parametrize("most", [3, 0])
 def test_slots_are_halved_until_they_fit_or_one_does_not(most: int) -> None:
     with olive_ext.open(genai_export("llama", None), engine={"num_slots": 8, "scoring": "rows"}) as session:
-        runner = session._engine.runner  # type: ignore[attr-defined]
+        runner = session.executor.runner  # type: ignore[attr-defined]
         assert isinstance(runner, OrtRunner)
         runner._kv = _Small(runner._kv, most)  # type: ignore[assignment, arg-type]
         if most == 0:

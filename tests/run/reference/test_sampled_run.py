@@ -11,12 +11,13 @@ import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import Bound, EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
@@ -63,9 +64,9 @@ class Run:
         self.asked: Counter[Any] = Counter()
         ask = lm.session.loglikelihood
 
-        def counted(requests: Any, on_result: Any = None) -> Any:
+        def counted(requests: Any, **options: Any) -> Any:
             self.asked.update((*request.context, -1, *request.target) for request in requests)
-            return ask(requests, on_result=on_result)
+            return ask(requests, **options)
 
         lm.session.loglikelihood = counted
         if comparer.is_sampled:
@@ -184,3 +185,25 @@ def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
     assert found.comparison.certainty is not None
     assert found.comparison.certainty.verdict == "kept"
     assert found.comparison.certainty.num_evaluated < COUNT
+
+
+@pytest.mark.parametrize(
+    ("metric", "side", "distances"),
+    [
+        ("kl_mean", "below", (1.0, -0.5)),
+        ("top1_agreement", "above", (-0.5, 0.5)),
+        ("accuracy_difference", "above", (-0.3, 0.3)),
+    ],
+)
+def test_bounds_are_judged_as_the_claim_was_decided(
+    tasks: LoadedTasks, whole: Run, metric: str, side: str, distances: tuple[float, float]
+) -> None:
+    truth = whole.metrics[ALL, metric].value
+    size = 1.0 if metric == "accuracy_difference" else truth
+    for distance, expected in zip(distances, ("kept", "broken"), strict=True):
+        bound = truth + distance * size
+        found = enough(tasks, "resident", 0.6, metric=metric, **{side: bound})
+        assert found.comparison.certainty is not None
+        assert found.comparison.certainty.verdict == expected
+        required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
+        assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "broken")

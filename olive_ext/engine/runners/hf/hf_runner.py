@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
 """Names of the context's length in configurations, in the order in which they are looked for."""
 
-_DEFAULT_LENGTH = 2048
+DEFAULT_LENGTH = 2048
 """Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
 
 _MASKED = ("sdpa", "eager")
@@ -53,7 +53,7 @@ class HfRunner(Runner):
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
             raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
-        length = max_length or own or _DEFAULT_LENGTH
+        length = max_length or own or DEFAULT_LENGTH
         self.capacity = Capacity(1, length)
         parameters = inspect.signature(model.forward).parameters
         self._keeps_cache = "past_key_values" in parameters

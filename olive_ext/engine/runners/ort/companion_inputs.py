@@ -1,4 +1,4 @@
-"""Inputs of a decoder that come from other files: embedded tokens, an encoder's outputs, the weights of adapters.
+"""Inputs of a decoder that come from other files: an encoder's outputs, the weights of adapters.
 
 All of them stay on the device. Knows no step and no cache of the decoder.
 """
@@ -7,83 +7,54 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
 from olive_ext.errors import ModelError, OliveExtError
+from olive_ext.graph.standalone_graphs import StackedTensor
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.types import EmbeddingSpec, SourceKind, TensorSpec
+from olive_ext.model.types import SourceKind, TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""
 _INTEGERS = {6: np.int32, 7: np.int64}
 
+MOST_BATCHES = 2
+"""Steps with other sources than the last one's whose values are kept: rows of two lengths decode in turns."""
+
 Values = Mapping[str, ort.OrtValue]
+Key = TypeVar("Key")
 
 
-class Embedding:
-    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place,
-    with the features of pictures and sound among them. Text has no features, and the encoders are not opened for it.
-    """
+@dataclass(frozen=True)
+class Encoded:
+    """What a decoder takes of the sources of some rows: hidden states and cross KV, by the decoder's inputs."""
 
-    def __init__(
-        self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device, encoders: Sequence[MediaEncoder]
-    ) -> None:
-        self._session = session
-        self._spec = spec
-        self._device = device
-        self._feed = Feed(session, device)
-        self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
-        taken = {encoder.spec.feature for encoder in encoders}
-        self._unused = [tensor for tensor in spec.features if tensor not in taken]
+    values: Values
+    lengths: tuple[int, ...]
+    """The encoder's positions of each row."""
 
-    def check(self, media: Media) -> None:
-        """Raises `OliveExtError` for items that there is no encoder of."""
-        for run in media:
-            if run.item.modality not in self._encoders:
-                taken = ", ".join(modality.value for modality in self._encoders) or "text only"
-                raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
-
-    def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
-        """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
-        place of some, and binds them as inputs of the decoder."""
-        binding = self._session.io_binding()
-        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        for modality, encoder in self._encoders.items():
-            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality])
-        for tensor in self._unused:
-            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
-        for name in self._spec.outputs:
-            binding.bind_output(name, self._device.kind, self._device.index)
-        self._session.run_with_iobinding(binding)
-        for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
-            decoder.bind_ortvalue_input(name, value)
-
-    def describe(self) -> Mapping[str, Any]:
-        """Counters of the encoders that there are."""
-        return {name: value for encoder in self._encoders.values() for name, value in encoder.describe().items()}
-
-    def close(self) -> None:
-        """Releases the encoders' features."""
-        for encoder in self._encoders.values():
-            encoder.close()
+    def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
+        """1 for each of a row's positions, [B, T]."""
+        lengths_B1 = np.array(self.lengths)[:, None]
+        return (np.arange(max(self.lengths)) < lengths_B1).astype(_INTEGERS[tensor.elem_type])
 
 
 class Encoder:
     """The encoder's session, and the one that computes cross-attention KV where that is another graph's work.
 
-    What the last `num_kept` sources gave is kept, so that several targets behind one source encode it once.
+    What the last `num_kept` sources gave is kept, so that several targets behind one source encode it once. So is what
+    the rows of the last steps take together.
     """
 
     def __init__(
@@ -93,15 +64,20 @@ class Encoder:
         spec: EncoderSpec,
         device: Device,
         num_kept: int,
+        open_graph: Callable[[bytes], ort.InferenceSession],
     ) -> None:
         self.kind = spec.kind
+        self.source = spec.source
         self.num_runs = 0
         self._session = session
         self._cross = cross
         self._spec = spec
         self._device = device
         self._num_kept = num_kept
-        self._kept: OrderedDict[str, Values] = OrderedDict()
+        self._open_graph = open_graph
+        self._stacker: Stacker | None = None
+        self._sources: OrderedDict[str, Encoded] = OrderedDict()
+        self._batches: OrderedDict[tuple[str, ...], Encoded] = OrderedDict()
 
     def check(self, source: Source | None) -> None:
         """Raises `OliveExtError` for a source that the graph does not take."""
@@ -120,25 +96,47 @@ class Encoder:
                 f"of shape {list(declared)}"
             )
 
-    def bind(self, source: Source | None, decoder: ort.IOBinding) -> None:
-        """Binds what the decoder takes of `source`; computes it unless it is kept."""
-        assert source is not None, "checked when the request came"
-        values = self._kept.get(source.key)
-        if values is None:
-            values = self._kept[source.key] = self._encode(source)
-            while len(self._kept) > self._num_kept:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(source.key)
-        for name, value in values.items():
+    def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
+        """Binds what the decoder takes of each row's source; computes it unless it is kept."""
+        keys = tuple(source.key for source in sources if source is not None)
+        assert len(keys) == len(sources), "checked when the request came"
+        batch = _kept(
+            self._batches, keys, MOST_BATCHES, lambda: self._stacked([self._encoded(s) for s in sources if s])
+        )
+        for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
+        for tensor in self._spec.masks:
+            decoder.bind_cpu_input(tensor.name, batch.mask(tensor))
+        for tensor in self._spec.unused:
+            sizes = [len(keys), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
+            decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
 
     def describe(self) -> Mapping[str, Any]:
         return {"source": self._spec.kind.value, "encoder_runs": self.num_runs, "encoder_outputs_kept": self._num_kept}
 
     def close(self) -> None:
-        self._kept.clear()
+        self._sources.clear()
+        self._batches.clear()
 
-    def _encode(self, source: Source) -> Values:
+    def _encoded(self, source: Source) -> Encoded:
+        return _kept(self._sources, source.key, self._num_kept, lambda: self._encode(source))
+
+    def _stacked(self, rows: Sequence[Encoded]) -> Encoded:
+        """The rows as one batch, shorter ones filled up, which masks hide."""
+        if len(rows) == 1:
+            return rows[0]
+        names, lengths = list(rows[0].values), [row.lengths[0] for row in rows]
+        if self._stacker is None:
+            ranks = [(value.element_type(), len(value.shape())) for value in rows[0].values.values()]
+            tensors = [StackedTensor(elem_type, rank, rank - 2) for elem_type, rank in ranks]  # [.., positions, size]
+            self._stacker = Stacker(self._open_graph, self._device, tensors)
+        parts = [
+            Part(tuple(row.values[name] for name in names), [0], [*range(length), *[0] * (max(lengths) - length)])
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths))
+
+    def _encode(self, source: Source) -> Encoded:
         self.num_runs += 1
         spec = self._spec
         dtype = {**_FLOATS, **_INTEGERS}[spec.source.elem_type]
@@ -151,13 +149,7 @@ class Encoder:
         states = found[spec.states]
         if self._cross is not None and spec.first_step is not None:
             values.update(self._cross_values(self._cross, spec.first_step, states))
-        num_positions = states.shape()[1]
-        for tensor in spec.masks:
-            values[tensor.name] = ort.OrtValue.ortvalue_from_numpy(_ones(tensor, num_positions))
-        for tensor in spec.unused:
-            sizes = [1, *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
-            values[tensor.name] = zeros(sizes, tensor.elem_type)
-        return values
+        return Encoded(values, (states.shape()[1],))
 
     def _cross_values(self, session: ort.InferenceSession, spec: FirstStepSpec, states: ort.OrtValue) -> Values:
         binding = session.io_binding()
@@ -230,6 +222,16 @@ def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
     return len(shape) == len(wanted) and all(
         size == length or length == 0 or not isinstance(length, int) for size, length in zip(shape, wanted, strict=True)
     )
+
+
+def _kept(kept: OrderedDict[Key, Encoded], key: Key, most: int, compute: Callable[[], Encoded]) -> Encoded:
+    """The value under `key`, computed unless it is among the `most` last used ones, which are kept."""
+    if key not in kept:
+        kept[key] = compute()
+        if len(kept) > most:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    return kept[key]
 
 
 def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:

@@ -31,8 +31,8 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
 
 
 class Head:
-    """Computes a step's scores on the device, as a part of the decoder's graph. The logits rows are left on the device
-    `exposed`, the greedy tokens on `kept`, where these are given.
+    """Computes a step's scores on the device `place`, as a part of the decoder's graph. The logits rows are left on the
+    device `exposed`, the greedy tokens on `kept`, where these are given; rows to sample from that nobody reads stay.
 
     `products`: (inner size, columns) of those besides the head's that run on scored rows only.
     """
@@ -41,6 +41,7 @@ class Head:
         self,
         kind: str,
         reason: str,
+        place: Device,
         exposed: Device | None = None,
         kept: Device | None = None,
         products: Sequence[tuple[int, int]] = (),
@@ -48,6 +49,7 @@ class Head:
         self.next_ids: ort.OrtValue | None = None
         """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
 
+        self._place = place
         self._products = products
         self._exposed = exposed
         self._kept = kept
@@ -72,7 +74,8 @@ class Head:
         for name, values in indices.items():
             feed.bind(binding, name, np.array(values, np.int64))
         for name in OUTPUTS:
-            binding.bind_output(name)
+            is_read = name != "sample_logits" or bool(step.samples)
+            binding.bind_output(name, *(() if is_read else (self._place.kind, self._place.index)))
         self.next_ids = None
         if self._kept is not None:
             binding.bind_output(NEXT_IDS, self._kept.kind, self._kept.index)
@@ -103,7 +106,7 @@ class SeparateHead(Head):
         self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, async_decode: bool
     ) -> None:
         why = "the graph runs as it is; its logits feed a second graph"
-        super().__init__("untouched", why, device if exposes_rows else None, device if async_decode else None)
+        super().__init__("untouched", why, device, device if exposes_rows else None, device if async_decode else None)
         self._session = session
         self._logits = logits
         self._device = device

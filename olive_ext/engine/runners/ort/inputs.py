@@ -51,8 +51,17 @@ class Layout:
     rotary_3N: Array | None = None
     """Time, height and width of each token where these differ: in sequences with pictures."""
 
+    pads_in_front: bool = False
+    """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
+
     @classmethod
-    def of(cls, rows: Sequence[Row], first_cell: int | None = None, width: int | None = None) -> Layout:
+    def of(
+        cls,
+        rows: Sequence[Row],
+        first_cell: int | None = None,
+        width: int | None = None,
+        pads_in_front: bool = False,
+    ) -> Layout:
         """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
         ends with the longest row."""
         tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
@@ -64,7 +73,7 @@ class Layout:
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
         width = width or int((past + lengths).max())
-        return cls(tokens_N, lengths, past, positions_N, width, features, rotary_3N)
+        return cls(tokens_N, lengths, past, positions_N, width, features, rotary_3N, pads_in_front)
 
     @property
     def total_B(self) -> Array:
@@ -110,6 +119,8 @@ def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
 
 
 def _mask(rows: Layout, _: TensorSpec) -> Array:
+    if rows.pads_in_front:
+        return np.arange(rows.width) >= rows.width - rows.total_B[:, None]
     return np.arange(rows.width) < rows.total_B[:, None]
 
 
@@ -130,7 +141,7 @@ COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
     Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
     Role.ATTENTION_MASK: _mask,
     Role.POSITION_IDS: _positions,
-    Role.CACHE_POSITION: lambda rows, _: rows.positions_N,
+    Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
     Role.LAST_POSITIONS: _last_positions,
     Role.TOTAL_LENGTH: _total_length,
     Role.WRITE_INDICES: lambda rows, _: rows.past_B,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.inputs import DTYPES, Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import ModelError, RunError
@@ -59,23 +60,29 @@ class MediaEncoder:
         device: Device,
         open_session: Callable[[], ort.InferenceSession],
         open_graph: Callable[[bytes], ort.InferenceSession],
+        shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
     ) -> None:
         self.spec = spec
+        self._shapes = shapes or EncoderShapes(spec)
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
         self._open_graph = open_graph
-        self._budget = budget
+        self.budget = budget
         self._kept: OrderedDict[str, ort.OrtValue] = OrderedDict()
 
-    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows]) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's input; none for text."""
+    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
+        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's input; none for text.
+
+        With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
+        """
         tensor = self.spec.feature
-        if not wanted:
-            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
-            return
         parts = [self._rows(rows) for rows in wanted]
+        fed = sum(rows.stop - rows.first for rows in wanted)
+        if not parts or (self._shapes.is_bucketed and fed < num_tokens):
+            size = num_tokens - fed if self._shapes.is_bucketed else 0
+            parts.append(zeros([size, int(tensor.shape[1])], tensor.elem_type))
         while len(parts) > 1:
             parts = [self._join.run({"a": left, "b": right}) for left, right in _pairs(parts)] + parts[
                 len(parts) & ~1 :
@@ -86,11 +93,19 @@ class MediaEncoder:
         """Counters, by modality."""
         name, counters = self.spec.modality.value, self.counters
         return {
+            f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
             f"{name}_feature_bytes": self._num_bytes,
+            **self._shapes.describe(),
         }
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        """Runs the encoder on items of every shape that is expected; a shape met later is late."""
+        for item in items:
+            self._encode(item)
+        self._shapes.freeze()
 
     def close(self) -> None:
         """Releases the features."""
@@ -116,26 +131,30 @@ class MediaEncoder:
         features = self._encode(item)
         self.counters.encoded += 1
         self._kept[item.key] = features
-        while len(self._kept) > 1 and self._num_bytes > self._budget:
+        while len(self._kept) > 1 and self._num_bytes > self.budget:
             self._kept.popitem(last=False)
             self.counters.evicted += 1
         return features
 
     def _encode(self, item: MediaItem) -> ort.OrtValue:
+        """[N, H] of one item: the one way in which the encoder is run, beforehand and in an evaluation."""
         arrays = item.load()
+        exact = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
+        inputs, num_rows = self._shapes.padded(exact, item)
+        self._shapes.note(inputs)
         binding = self._session.io_binding()
-        for tensor in self.spec.inputs:
-            self._feed.bind(binding, tensor.name, fitted(tensor, arrays, self.spec))
+        for name, array in inputs.items():
+            self._feed.bind(binding, name, array)
         binding.bind_output(self.spec.output.name, self._device.kind, self._device.index)
         self._session.run_with_iobinding(binding)
         (features,) = binding.get_outputs()
         *rows, _ = features.shape()
-        if prod(rows) != item.num_tokens:
+        if prod(rows) != num_rows:
             raise RunError(
                 f"'{self.spec.files.graph}' returns {prod(rows)} rows of features for an {item.modality.value} that "
-                f"takes {item.num_tokens} placeholders by its processor: they belong to different models or settings"
+                f"takes {num_rows} placeholders by its processor: they belong to different models or settings"
             )
-        return features if len(rows) == 1 else self._cut.run({"x": features}, first=0, stop=item.num_tokens)
+        return features if rows == [item.num_tokens] else self._cut.run({"x": features}, first=0, stop=item.num_tokens)
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
@@ -146,15 +165,15 @@ class MediaEncoder:
         return Feed(self._session, self._device, kept=1)
 
     @cached_property
-    def _cut(self) -> _Helper:
-        return _Helper(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
+    def _cut(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
 
     @cached_property
-    def _join(self) -> _Helper:
-        return _Helper(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
+    def _join(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
 
 
-class _Helper:
+class FeatureGraph:
     """A small graph from features to features, on their device."""
 
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:

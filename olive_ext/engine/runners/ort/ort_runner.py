@@ -11,10 +11,11 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Adapters, Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
@@ -24,6 +25,7 @@ from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.graph.tree_attention import BiasInput
 from olive_ext.model.ort_session import reason_of
+from olive_ext.model.types import DecoderSpec, Device
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ class SharedPrefixKv:
     biases: Sequence[BiasInput]
 
 
+ROW_GROUP = 2
+"""MatMulNBits of accuracy_level 4 takes rows in pairs on CPUs (blocks of 64 and more; the last of an odd number alone),
+and attention takes a single token with another kernel."""
+
+
 @dataclass(frozen=True)
 class OrtParts:
     """What some decoders need besides a session, a cache and a scoring head."""
@@ -72,17 +79,17 @@ class OrtRunner(Runner):
 
     def __init__(self, place: KvPlace, kv: KvStore, head: Head, facts: Mapping[str, Any], parts: OrtParts) -> None:
         spec, encoder = place.spec, parts.encoder
-        # Rows of one step may have different sources, and their lengths differ.
-        is_batched = encoder is None and spec.is_splittable
         super().__init__(
             Traits(
                 context_length=spec.context_length,
-                batching=kv.batching if is_batched else Batching.SINGLE,
+                batching=kv.batching if encoder is None and spec.is_splittable else Batching.SINGLE,
                 can_rewind=not spec.states,
                 chunked_prefill=spec.is_splittable,
                 async_decode=head.async_decode,
                 tree_batches=parts.shared_prefix is not None,
                 source_kind=encoder.kind if encoder is not None else None,
+                source=encoder.source if encoder is not None else None,
+                row_group=ROW_GROUP if _shows_row_groups(spec, place.device) else 1,
             )
         )
         self.device = place.device
@@ -119,6 +126,12 @@ class OrtRunner(Runner):
             super().check_media(media)
         else:
             self._parts.embedding.check(media)
+
+    def warm_up(self, items: Sequence[MediaItem]) -> None:
+        """Runs the encoders of pictures and sound. Raises `RunError` where the device fails."""
+        if self._parts.embedding is not None:
+            with named_ort_failures("on a picture of the warm-up"):
+                self._parts.embedding.warm_up(items)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
@@ -214,7 +227,7 @@ class OrtRunner(Runner):
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step.rows, step.first_cell, step.width)
+        layout = Layout.of(step.rows, step.first_cell, step.width, self._kv.pads_in_front)
         if step.first_cell is not None and self._parts.shared_prefix is not None:
             binding = self._parts.shared_prefix.kv.bind_slots(0, 1)
         else:
@@ -243,7 +256,7 @@ class OrtRunner(Runner):
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
-            self._parts.encoder.bind(step.rows[0].source, binding)
+            self._parts.encoder.bind([row.source for row in step.rows], binding)
         if self._parts.adapters is not None:
             self._parts.adapters.bind(binding)
         self._head.bind(binding, feed, step)
@@ -272,3 +285,8 @@ def is_memory_error(error: Exception) -> bool:
     """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
+
+
+def _shows_row_groups(spec: DecoderSpec, device: Device) -> bool:
+    """Whether rounding would show the last bits of another kernel, and inputs can be fed in whole groups."""
+    return spec.rounds_rows and device.kind == "cpu" and spec.is_splittable and not spec.states

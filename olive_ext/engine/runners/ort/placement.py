@@ -15,44 +15,84 @@ from olive_ext.errors import ProviderError
 from olive_ext.graph.large_values import large_nodes
 from olive_ext.graph.onnx_file import ModelProto
 
-_KERNELS: Mapping[tuple[str, str], str] = {
-    ("cuda", "GroupQueryAttention"): "CUDA's GroupQueryAttention takes float16 and bfloat16",
-    ("cuda", "PagedAttention"): "CUDA's PagedAttention takes float16 and bfloat16",
-    ("webgpu", "PagedAttention"): "WebGPU's PagedAttention takes float16",
-    ("webgpu", "Attention"): "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
+_KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
+    ("cuda", "GroupQueryAttention"): (
+        frozenset({"float16", "bfloat16"}),
+        "CUDA's GroupQueryAttention takes float16 and bfloat16",
+    ),
+    ("cuda", "PagedAttention"): (
+        frozenset({"float16", "bfloat16"}),
+        "CUDA's PagedAttention takes float16 and bfloat16",
+    ),
+    ("webgpu", "PagedAttention"): (frozenset({"float16"}), "WebGPU's PagedAttention takes float16"),
+    ("webgpu", "Attention"): (
+        frozenset(),
+        "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
+    ),
 }
-"""By device and operator: what the provider takes instead (ONNX Runtime 1.31.1, docs/OperatorKernels.md)."""
+"""By device and operator the types that the provider has kernels for, and that in words (ONNX Runtime 1.31.1,
+docs/OperatorKernels.md)."""
 
 
 class MisplacedError(ProviderError):
     """A session would run in part on another device than the chosen one."""
 
 
-def misplaced(session: ort.InferenceSession, model: ModelProto, device: str, caches: Iterable[str] = ()) -> str | None:
+def misplaced(
+    session: ort.InferenceSession,
+    model: ModelProto,
+    device: str,
+    caches: Iterable[str] = (),
+    *,
+    floats_only: bool = False,
+) -> str | None:
     """What is wrong with where `session`, opened on `model` for a `device` (ONNX Runtime's word), runs and keeps what;
     None where all is well. `caches` are names of inputs and outputs that must lie on the device.
 
-    A graph may leave arithmetic on lengths to the CPU; nodes with large values must not.
+    A graph may leave arithmetic on lengths to the CPU, with `floats_only` all of integers; nodes with large values must
+    not.
     """
     if device == "cpu":
         return None
-    nodes = _large_nodes_elsewhere(session, model)
+    nodes = _large_nodes_elsewhere(session, model, floats_only)
     on_host = _on_host(session, caches)
     parts = []
     if nodes:
         parts.append(f"ONNX Runtime would run {_some([words for _, words in nodes])} on the CPU")
     if on_host:
         parts.append(f"{_some(on_host)} would lie in the host's memory")
-    hints = [text for (kind, operator), text in _KERNELS.items() if kind == device and operator in dict(nodes)]
-    return "; ".join([*parts, *hints]) if parts else None
+    return "; ".join([*parts, *_hints(device, [operator for operator, _ in nodes])]) if parts else None
 
 
-def _large_nodes_elsewhere(session: ort.InferenceSession, model: ModelProto) -> list[tuple[str, str]]:
+def predict_misplaced(model: ModelProto, device: str) -> str | None:
+    """The same as far as the types of attention nodes foretell it, without a session: None where they do not."""
+    words = [
+        found
+        for found in large_nodes(model).values()
+        if (kernel := _KERNELS.get((device, _operator(found)))) and found.rpartition(" of ")[2] not in kernel[0]
+    ]
+    if not words:
+        return None
+    return "; ".join([f"{_some(words)} would run on the CPU", *_hints(device, map(_operator, words))])
+
+
+def _operator(words: str) -> str:
+    return words.partition(" ")[0]
+
+
+def _hints(device: str, operators: Iterable[str]) -> list[str]:
+    """What the provider takes instead."""
+    return [_KERNELS[device, operator][1] for operator in dict.fromkeys(operators) if (device, operator) in _KERNELS]
+
+
+def _large_nodes_elsewhere(
+    session: ort.InferenceSession, model: ModelProto, floats_only: bool
+) -> list[tuple[str, str]]:
     """(operator, its words) of nodes with large values that are assigned to the CPU. Releases of ONNX Runtime before
     1.24 keep no record of assignments: for these only `_on_host` speaks."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
-    large = large_nodes(model)
+    large = large_nodes(model, floats_only=floats_only)
     parts = session.get_provider_graph_assignment_info()
     on_cpu = [node for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()]
     return [(node.op_type, large[node.name]) for node in on_cpu if node.name in large]

@@ -33,6 +33,8 @@ class KvStore(ABC):
     """KV of `num_slots` slots with `capacity` positions each."""
 
     batching: ClassVar[Batching]
+    pads_in_front = False
+    """Rows of one step that have fewer positions than others are filled up in front, not behind."""
 
     def __init__(self, place: KvPlace) -> None:
         self.num_slots = place.num_slots

@@ -34,7 +34,7 @@ class PagedKv(KvStore):
         super().__init__(place)
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
-        self._pools: list[_Pool] = []
+        self._pools: list[Pool] = []
         self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
@@ -43,7 +43,7 @@ class PagedKv(KvStore):
         self.capacity = capacity
         self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
         for tensor in self._spec.kv:
-            self._pools.append(_Pool(self._session, tensor, self._tables.num_blocks, self._device))
+            self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device))
         self._binding = self._session.io_binding()
         for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
             pool.bind(self._binding, tensor.past, tensor.present)
@@ -90,7 +90,7 @@ class PagedKv(KvStore):
         self._forker.run_with_iobinding(binding)
 
 
-class _Pool:
+class Pool:
     """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies behind a row's last position must
     be finite. Held as bytes where values have addresses, because CUDA copies no fp8 by its type."""
 

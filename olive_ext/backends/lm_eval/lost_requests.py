@@ -1,0 +1,58 @@
+"""Requests of lm-eval that have no answer, and lm-eval's metrics without their documents. Knows no session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from olive_ext.errors import LostRequestsError
+
+
+@dataclass(frozen=True)
+class LostRequest:
+    """A request without an answer, because every worker that ran it was lost, and how."""
+
+    task: str
+    doc_id: int
+    reason: str
+    doc: Any
+    """lm-eval's document, which counts in no metric."""
+
+
+@contextmanager
+def noting(lost: list[LostRequest], owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
+    """Adds to `lost` what a call of a session could not answer; `owners` gives lm-eval's requests that the session's
+    request at a place stands for. Where it has none, the error of the session passes."""
+    try:
+        yield
+    except LostRequestsError as error:
+        for place, reason in error.lost.items():
+            found = [LostRequest(str(own.task_name), int(own.doc_id), reason, own.doc) for own in owners(place)]
+            if not found:
+                raise
+            lost += found
+
+
+@contextmanager
+def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) -> Iterator[None]:
+    """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
+    `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing."""
+    originals = {name: task.process_results for name, task in tasks.items()}
+    own = {name for name, task in tasks.items() if "process_results" in vars(task)}
+
+    def process(name: str, doc: Any, results: Any) -> Any:
+        is_lost = any(item.task == name and item.doc == doc for item in lost)
+        return {} if is_lost else originals[name](doc, results)
+
+    for name, task in tasks.items():
+        task.process_results = partial(process, name)
+    try:
+        yield
+    finally:
+        for name, task in tasks.items():
+            del task.process_results
+            if name in own:
+                task.process_results = originals[name]

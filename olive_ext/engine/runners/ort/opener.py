@@ -1,0 +1,215 @@
+"""Opens the graphs of one engine: the decoder with its head, and its small helpers, on the same providers. Knows no
+slots.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
+from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
+from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
+from olive_ext.engine.runners.ort.kv.kv_store import Device
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.runners.ort.packing import packed_embedding
+from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
+from olive_ext.errors import ConfigError, ModelError, ProviderError
+from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
+from olive_ext.graph.nodes import drop_shape_hints
+from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
+from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
+from olive_ext.model import ResolvedModel, external_data_plan, open_session
+from olive_ext.model.decisions import ONE_BY_ONE
+from olive_ext.model.decoder_spec import read_embedding
+from olive_ext.model.encoder_spec import read_encoder
+from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.model.providers import resolve_providers
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens the graphs of one engine: the decoder and its small helpers, on the same providers."""
+
+    model: ResolvedModel
+    profile_prefix: Path | None
+    against_packing: str = ""
+    """What packed steps failed at."""
+
+    @property
+    def form(self) -> str:
+        """How texts that are scored share steps, as far as this opening has found out."""
+        return "rows" if self.against_packing else str(self.model.scoring.value)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.model.notes, *([f"{ONE_BY_ONE}: {self.against_packing}"] if self.against_packing else []))
+
+    def by_rows(self, problem: str) -> Opener:
+        """An opener that makes no packed steps. Raises `ConfigError` where these are mandatory."""
+        if self.model.settings.engine.scoring == "packed":
+            raise ConfigError(f"'engine.scoring' = \"packed\": {problem}")
+        logger.warning("%s: %s", ONE_BY_ONE, problem)
+        return replace(self, against_packing=problem)
+
+    def tree_attention(
+        self, proto: ModelProto, spec: DecoderSpec
+    ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:
+        """The graph with inputs for tree batches, the spec with them, and what they are; None where the model has no
+        use for them, with a note where it is the graph that cannot take them."""
+        has_positions = any(found.role is Role.POSITION_IDS for found in spec.inputs)
+        try:
+            graph = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
+        except NoTreeAttentionError as error:
+            return proto, replace(spec, notes=(*spec.notes, f"{ONE_BY_ONE}: {error}")), None
+        if graph.positions is not None:
+            positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
+            spec = replace(spec, inputs=(*spec.inputs, positions))
+        return graph.model, spec, graph
+
+    def decoder(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ort.InferenceSession, Head]:
+        if not spec.is_kv_in_place:
+            drop_shape_hints(proto.graph)
+        exposes_rows, (async_decode, _) = self.model.is_compared, self.model.overlap
+        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if async_decode else None)
+        logits = spec.logits
+        if self.model.settings.engine.graph == "untouched":
+            session = self._from_memory(proto, self.model.files.decoder, caches=_cache_names(spec))
+            place, rank = self.device(session), len(logits.shape)
+            graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, outputs)
+            head = self.helper(graph.SerializeToString())
+            asked = {"exposes_rows": exposes_rows, "async_decode": async_decode}
+            return session, SeparateHead(head, logits.name, place, **asked)
+        is_captured = self.model.buckets.is_captured
+        scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
+        caches = _cache_names(spec)
+        session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
+        place = self.device(session)
+        exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
+        return session, Head(scoring.kind, scoring.reason, place, exposed, kept, scoring.late_products)
+
+    def _token_form(self, spec: DecoderSpec) -> TokenForm:
+        """How token ids are taken, by the decoder or by the graph that embeds them."""
+        inputs = self._embedding_graph(spec)[2].inputs if spec.embeddings else spec.inputs
+        tensor = next(found.tensor for found in inputs if found.role is Role.INPUT_IDS)
+        return TokenForm(tensor.elem_type, len(tensor.shape))
+
+    def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
+        proto, file, read = self._embedding_graph(spec)
+        encoders = self.model.media.encoders if self.model.media is not None else ()
+        there = self._of_encoders()
+        place = device if there is self else there.model.device
+        shapes = partial(
+            EncoderShapes, is_bucketed=self.model.warms_encoders, is_strict=self.model.settings.engine.strict_shapes
+        )
+        opened = [
+            MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
+        ]
+        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
+
+    def _of_encoders(self) -> Opener:
+        """The opener of encoders of pictures and sound, which may have a provider of their own."""
+        name = self.model.settings.engine.encoder_provider
+        return self if name is None else replace(self, model=replace(self.model, came_up=resolve_providers(name)))
+
+    def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
+        """The session of an encoder. Raises `ProviderError` where its provider cannot run all of it."""
+        try:
+            return self._from_memory(load_graph(spec.files.graph), spec.files.graph, floats_only=True)
+        except MisplacedError as error:
+            raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
+
+    def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
+        companion = self.model.files.companions.get("embedding")
+        if companion is None:
+            raise ModelError(
+                f"'{self.model.files.decoder}' takes '{spec.embeddings[0]}' instead of token ids, and no "
+                "genai_config.json names the graph that computes it (model.embedding.filename)"
+            )
+        proto = load_graph(companion.graph)
+        read = read_embedding(proto, spec.embeddings)
+        if spec.is_paged:
+            proto, read = packed_embedding(proto, read)
+        return proto, companion.graph, read
+
+    def encoder(self, spec: DecoderSpec, device: Device, num_kept: int) -> Encoder:
+        companion = self.model.files.companions.get("encoder")
+        if companion is None:
+            raise ModelError(
+                f"'{self.model.files.decoder}' takes '{min(spec.cross.names)}' of an encoder, and none was found: "
+                "neither a genai_config.json names it (model.encoder.filename), nor is 'encoder_model.onnx' beside the "
+                "decoder"
+            )
+        proto = with_attention_bias(load_graph(companion.graph))
+        file, first_step = self._first_step(spec)
+        encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
+        cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
+        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept, self.helper)
+
+    def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
+        """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
+        companion = self.model.files.companions.get("first_step")
+        file = companion.graph if companion else self.model.files.decoder
+        if companion is None and not any(found.role is Role.USE_CACHE_BRANCH for found in spec.inputs):
+            return file, None
+        return file, cross_graph(load_graph(file), spec.cross.kv)
+
+    def helper(self, graph: bytes) -> ort.InferenceSession:
+        """A session for a graph without weights."""
+        return self._open(graph, self.model.files.decoder)
+
+    def device(self, session: ort.InferenceSession) -> Device:
+        """The device where the first provider that the session really uses keeps its values."""
+        used = session.get_providers()
+        return next(provider.place for provider in self.model.providers if provider.name in used)
+
+    def _from_memory(
+        self,
+        proto: ModelProto,
+        file: Path,
+        *,
+        caches: Sequence[str] = (),
+        is_captured: bool = False,
+        floats_only: bool = False,
+    ) -> ort.InferenceSession:
+        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed.
+
+        Raises `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named
+        in `caches`, would not be on the device.
+        """
+        folder, renames = external_data_plan(file, external_locations(proto))
+        serialized = relocate(proto, renames).SerializeToString()
+        places = {"external_data_folder": folder, "profile_prefix": self.profile_prefix}
+        session = self._open(serialized, file, is_captured=is_captured, **places)
+        device = self.device(session).kind
+        if problem := misplaced(session, proto, device, caches, floats_only=floats_only):
+            raise MisplacedError(f"'{file}' cannot run on the {device} device alone: {problem}")
+        return session
+
+    def _open(self, graph: bytes, file: Path, *, is_captured: bool = False, **places: Any) -> ort.InferenceSession:
+        providers = _capturing(self.model.providers) if is_captured else self.model.providers
+        places["custom_operators"] = self.model.custom_operators
+        return open_session(graph, providers, self.model.settings, label=str(file), **places)
+
+
+def _cache_names(spec: DecoderSpec) -> list[str]:
+    """Inputs and outputs that carry what is resident."""
+    return [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
+
+
+def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
+    """The first one with the option that has runs captured."""
+    first, *others = providers
+    assert first.capture_option is not None
+    return replace(first, options={**first.options, first.capture_option: "1"}), *others

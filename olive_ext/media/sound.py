@@ -1,0 +1,91 @@
+"""Sound as features for an encoder: read, checked, cut into windows, prepared by transformers' feature extractor.
+
+Knows no model's text. Axes: N samples.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.errors import TaskError, first_line
+from olive_ext.media.processors import load_feature_extractor
+from olive_ext.model.types import ModelFiles, TensorSpec
+
+Samples: TypeAlias = npt.NDArray[np.float32]
+Given: TypeAlias = Any
+"""A path or the bytes of a WAV file, {"array": samples, "sampling_rate": rate} (datasets' form), or (samples, rate)."""
+
+_SCALES: Mapping[int, tuple[str, float, float]] = {1: ("u1", 128, 128), 2: ("<i2", 0, 2**15), 4: ("<i4", 0, 2**31)}
+"""For the bytes of a sample: its type, what silence is, and what the loudest is."""
+
+
+class SoundProcessor:
+    """Makes features for the encoder of a model of speech. The extractor is loaded when the first sound comes."""
+
+    def __init__(self, files: ModelFiles, source: TensorSpec) -> None:
+        """`source`: the encoder's input, [B, mels, frames]."""
+        self._files = files
+        self._source = source
+
+    def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
+        """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
+        longer than the encoder takes, and windows do not overlap. Raises `TaskError` for what cannot be read."""
+        samples_N, rate = read_sound(given)
+        wanted = int(self._extractor.sampling_rate)
+        if rate != wanted:
+            raise TaskError(f"{_named(given)} has {rate} samples a second; this model takes {wanted}: resample it")
+        length = int(self._extractor.n_samples)
+        parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
+        return [self._features(part) for part in parts]
+
+    def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
+        found = self._extractor(samples_N, sampling_rate=self._extractor.sampling_rate, return_tensors="np")
+        features: npt.NDArray[np.float32] = np.asarray(found["input_features"][0], np.float32)
+        return features
+
+    @cached_property
+    def _extractor(self) -> Any:
+        return load_feature_extractor((self._files.directory, self._files.decoder.parent), self._source)
+
+
+def read_sound(given: Given) -> tuple[Samples, int]:
+    """Samples of one channel from -1 to 1, and their number in a second. Raises `TaskError` that says what is wrong."""
+    if isinstance(given, Mapping):
+        given = given.get("array"), given.get("sampling_rate")
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (int, np.integer)):
+        array, rate = np.asarray(given[0], np.float32), int(given[1])
+    else:
+        array, rate = _read_wave(given)
+    if array.ndim == 2:
+        array = array.mean(-1, dtype=np.float32)
+    if array.ndim != 1 or not array.size:
+        raise TaskError(f"{_named(given)} has no samples (an array of shape {list(array.shape)})")
+    if not np.isfinite(array).all():
+        raise TaskError(f"{_named(given)} holds NaN or infinity")
+    return array, rate
+
+
+def _read_wave(given: Given) -> tuple[Samples, int]:
+    """Samples [N, channels] of a WAV file."""
+    if not isinstance(given, (str, Path, bytes, bytearray)):
+        raise TaskError(f"a {type(given).__name__} is no sound: give a WAV file's path or bytes, or (samples, rate)")
+    try:
+        with wave.open(io.BytesIO(given) if isinstance(given, (bytes, bytearray)) else str(given), "rb") as file:
+            content, channels = file.readframes(file.getnframes()), file.getnchannels()
+            dtype, silence, loudest = _SCALES[file.getsampwidth()]
+            samples = (np.frombuffer(content, dtype).astype(np.float32) - silence) / loudest
+            return samples.reshape(-1, channels), file.getframerate()
+    except (OSError, EOFError, KeyError, ValueError, wave.Error) as error:
+        raise TaskError(f"{_named(given)} cannot be read as a WAV file: {first_line(error)}") from error
+
+
+def _named(given: Given) -> str:
+    return f"the sound '{given}'" if isinstance(given, (str, Path)) else "a sound"

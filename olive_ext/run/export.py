@@ -1,0 +1,148 @@
+"""A Hugging Face model as ONNX, for a baseline or a reference to run as fast as the model that is evaluated.
+
+onnxruntime-genai's builder makes it in a process of its own, in fp32 as transformers compute it, and once for each
+content and version: it is kept in the user's cache. It is trusted only where it scores as transformers do. Knows no
+task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import psutil
+from filelock import FileLock
+
+from olive_ext.engine.runners.hf.plain_pass import PlainPass
+from olive_ext.errors import OliveExtError, first_line
+from olive_ext.model import ResolvedModel
+from olive_ext.session.opening import open_model
+
+BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
+NUM_REQUESTS, LONGEST = 20, 192
+"""Requests that are scored by both before an export is trusted, and the tokens of the longest."""
+
+LARGEST_DIFFERENCE = 1e-3
+"""Nats between a token's log-probabilities that are rounding in fp32; wrong graphs are off by 0.1 and more."""
+
+_MEMORY_FACTOR, _DISK_FACTOR = 3.0, 2.0
+"""Free memory and disk that a build may need, over the weights in fp32."""
+
+_CHECKED = "checked.json"
+_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The model to run, and a sentence about how it came to be."""
+
+    model: ResolvedModel
+    note: str
+
+
+def cache_folder(name: str) -> Path:
+    """The folder `name` of this package in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olive_ext" / name
+
+
+def exported(model: ResolvedModel, root: Path | None = None) -> Exported:
+    """`model`, a Hugging Face one, as ONNX where that can be made and scores alike; else the model itself, and why."""
+    reason = _obstacle(model)
+    if reason is None:
+        try:
+            return _kept(model, root or cache_folder("exports"))
+        except (OliveExtError, OSError) as error:
+            reason = first_line(error)
+    return Exported(model, f"runs on transformers, not exported: {reason}")
+
+
+def _obstacle(model: ResolvedModel) -> str | None:
+    """Why `model` is not exported; None where it can be tried."""
+    settings = model.settings
+    if not model.files.directory.is_dir() or model.size is None:
+        return "its files are not in a folder here"
+    if settings.dtype != "float32":
+        return f"only float32 is, and 'dtype' is {settings.dtype}"
+    if settings.device not in (None, "cpu") or PlainPass.has_gpu():
+        return "on a GPU transformers run it"
+    try:
+        version(BUILDER)
+    except PackageNotFoundError:
+        return f"{BUILDER} is not installed"
+    weights = 2 * model.size  # stored in 16 bits, as most are
+    if _MEMORY_FACTOR * weights > psutil.virtual_memory().available:
+        return "the memory may not suffice for that"
+    return None
+
+
+def _kept(model: ResolvedModel, root: Path) -> Exported:
+    name = f"{model.digest}-fp32-{version(BUILDER)}"
+    target = root / name
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{name}.lock"):
+        begin, is_new = time.monotonic(), not (target / _CHECKED).is_file()
+        if is_new:
+            _make(model, target)
+        difference = json.loads((target / _CHECKED).read_text(encoding="utf-8"))["largest_difference"]
+    if not difference <= LARGEST_DIFFERENCE:
+        raise OliveExtError(f"{BUILDER}'s export of it scores up to {difference:.2g} nats off transformers")
+    how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
+    note = (
+        f"exported to ONNX {how} ('{target}'), within {difference:.1g} nats of transformers on {NUM_REQUESTS} requests"
+    )
+    return Exported(_of(model, target), note)
+
+
+def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:
+    """The export, with the model's own tokenizer, on the CPU as transformers would run it."""
+    changes = {"model": str(folder), "kind": "onnx", "tokenizer": model.files.tokenizer, "device": None}
+    return model.patched({**changes, "execution_provider": "CPUExecutionProvider", "provider_options": None})
+
+
+def _make(model: ResolvedModel, target: Path) -> None:
+    """Builds and checks; `target` appears with both done. Raises `OliveExtError` with the builder's last line."""
+    assert model.size is not None
+    if shutil.disk_usage(target.parent).free < _DISK_FACTOR * 2 * model.size:
+        raise OliveExtError(f"the disk of '{target.parent}' is too full")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
+        folder = Path(scratch, "model")
+        options = ["-i", str(model.files.directory.resolve()), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
+        options += ["-c", str(Path(scratch, "cache"))]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", MODULE, *options], capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OliveExtError(f"{BUILDER} has not exported it within {_SECONDS} s") from error
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}")
+        found = {"largest_difference": _largest_difference(model, folder), "requests": NUM_REQUESTS}
+        (folder / _CHECKED).write_text(json.dumps(found), encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+
+
+def _largest_difference(model: ResolvedModel, folder: Path) -> float:
+    """Of a token's log-probability, in nats, between one plain pass of transformers and this package's engine, over
+    random texts of 2 to 192 tokens. Infinity where one is no number."""
+    plain, random = PlainPass(model), np.random.default_rng(0)
+    longest = min(LONGEST, plain.context_length)
+    lengths = np.linspace(2, longest, NUM_REQUESTS).astype(int).tolist()
+    texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in lengths]
+    with open_model(_of(model, folder).patched({"max_length": None})) as session:
+        outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
+    differences = [
+        np.abs(plain.logprobs(text) - output.token_logprobs) for text, output in zip(texts, outputs, strict=True)
+    ]
+    largest = float(np.concatenate(differences).max())
+    return largest if np.isfinite(largest) else float("inf")

@@ -1,0 +1,80 @@
+"""Workers as a session's executor: `WorkerPool` runs what an engine runs, in chunks. Knows no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.session.answer_journal import run_in_chunks
+from olive_ext.session.executor import OnChunk
+from olive_ext.session.workers.crew import Crew
+from olive_ext.session.workers.served_model import OWN
+
+WINDOW_CHUNKS = 8
+"""Requests of a stream that are planned together, in generations of all slots, for each worker."""
+
+
+class WorkerPool:
+    """One of the models that `crew` has open."""
+
+    def __init__(self, crew: Crew, which: str = OWN) -> None:
+        self._crew = crew
+        self._which = which
+        self._facts = crew.served.models[which]
+
+    @property
+    def context_length(self) -> int:
+        """Positions that a scored sequence may occupy at most."""
+        return self._facts.context_length
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that one worker decodes together at most."""
+        return self._facts.num_slots
+
+    @property
+    def counters(self) -> Counters:
+        """The counters of all workers together."""
+        return self._crew.counters
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
+        """Runs all requests; calls back when the chunk of each is complete."""
+        run_in_chunks(self, requests, on_result, None)
+
+    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: OnChunk) -> None:
+        """Runs each chunk on whichever worker is free."""
+        self._crew.run(self._which, chunks, done)
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        """Runs what is there, up to what the slots of all workers are filled with some times over; then reads on."""
+        most = WINDOW_CHUNKS * self.num_slots * len(self._crew.workers)
+        window: list[tuple[Hashable, Request]] = []
+        for item in items:
+            if item is not None:
+                window.append(item)
+            if window and (item is None or len(window) >= most):
+                yield from self._answer(window)
+                window = []
+        yield from self._answer(window)
+
+    def reset(self) -> None:
+        """Nothing: a chunk begins from an empty cache."""
+
+    def release_memory(self) -> None:
+        """Frees what has grown with use, on every worker."""
+        self._crew.call(self._which, "release_memory")
+
+    def describe(self) -> dict[str, Any]:
+        """The facts of a worker's execution, and how many workers there are."""
+        names = [worker.name for worker in self._crew.workers]
+        return {**self._facts.execution, "workers": {"names": names, "lost": self._crew.num_lost}}
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._crew.stop()
+
+    def _answer(self, window: Sequence[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+        found: list[tuple[Hashable, Result]] = []
+        self.run([request for _, request in window], lambda place, result: found.append((window[place][0], result)))
+        yield from found

@@ -1,0 +1,226 @@
+"""A worker as an actor of Ray, on this machine or a cluster: the only door to Ray. `RayWorker` is in the driver.
+
+Ray places the actors and gives them their GPUs; what is lost is run again by the crew, not by Ray, whose own retries
+know no chunks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from olive_ext.config.workers import WorkerSettings
+from olive_ext.engine.requests import Request
+from olive_ext.errors import ConfigError, RunError, first_line, one_line
+from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
+from olive_ext.session.workers.worker import Watchdog, Worker, WorkerLostError
+
+HANG_S = 120.0
+"""Least seconds without a step after which a worker is taken to hang."""
+
+_BEAT_S = 1.0
+_STORE_BYTES = 128 << 20
+"""Shared memory of a Ray that is started here: requests and results are small."""
+
+_CONNECT_S = 10
+_GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
+
+
+def ray_workers(job: Job, wanted: WorkerSettings, count: int) -> list[Worker]:
+    """`count` workers that open `job`. Raises `ConfigError` where Ray is not installed, or not at the address."""
+    try:
+        import ray  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ConfigError(f"'workers' needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}") from error
+    cluster = _Cluster(ray, wanted, count)
+    return [RayWorker(job, cluster, f"worker {number}") for number in range(count)]
+
+
+class _Cluster:
+    """Ray, joined or started here; one that was started here ends with its last worker."""
+
+    def __init__(self, ray: Any, wanted: WorkerSettings, count: int) -> None:
+        self.ray = ray
+        self.wanted = wanted
+        self._count = count
+        self._lock = threading.Lock()
+        self._is_ours = False
+        self._num_actors = 0
+        self._join()
+
+    def actor(self, job: Job) -> Any:
+        """A new actor. Ray starts it when there is room."""
+        with self._lock:
+            self._join()
+            self._num_actors += 1
+        resources = dict(self.wanted.resources)
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU", 1 if self.wanted.address is None else _threads(job)),
+            "num_gpus": resources.pop("GPU", _num_gpus(job)),
+            "resources": resources,
+            "max_concurrency": 2,  # the model's steps are counted while a chunk runs
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        if "memory" in resources:
+            options["memory"] = resources.pop("memory")
+        return self.ray.remote(_Actor).options(**options).remote(job)
+
+    def release(self, actor: Any) -> None:
+        """Ends the actor, and a Ray that has none left where it was started here."""
+        with suppress(Exception):  # the cluster may be gone
+            self.ray.kill(actor)
+        with self._lock:
+            self._num_actors -= 1
+            if self._is_ours and not self._num_actors:
+                self._is_ours = False
+                self.ray.shutdown()
+
+    def _join(self) -> None:
+        """Joins the cluster at the address; without one, a Ray that the program has joined, or a new one here."""
+        if self.ray.is_initialized():
+            return
+        address, path = self.wanted.address, os.environ.get("PYTHONPATH", "")
+        given: dict[str, Any] = {"runtime_env": dict(self.wanted.runtime_env)}
+        if address is None:
+            given |= {"num_cpus": max(self._count, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
+            given["runtime_env"] = {"env_vars": {"PYTHONPATH": path}, **given["runtime_env"]}
+            given["include_dashboard"] = False
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            _connect(address)
+            self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
+            raise ConfigError(f"{where}: {first_line(error)}") from error
+        self._is_ours = True
+
+
+class RayWorker:
+    """An actor with the model of `job`."""
+
+    def __init__(self, job: Job, cluster: _Cluster, name: str, hang_s: float = HANG_S) -> None:
+        self.name = name
+        self._job = job
+        self._cluster = cluster
+        self._watchdog = Watchdog(hang_s)
+        self._actor: Any = None
+
+    def open(self) -> Served:
+        self.stop()
+        self._actor = self._cluster.actor(self._job)
+        timeout = self._cluster.wanted.start_timeout
+        try:
+            served: Served = self._answer(self._actor.facts.remote(), timeout)
+        except TimeoutError:
+            self.stop()
+            raise RunError(
+                f"{self.name} did not come up within {timeout} s: the cluster has {self._room()} ('workers.resources', "
+                "'workers.start_timeout')"
+            ) from None
+        return served
+
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        self._watchdog.begin(time.monotonic())
+        reference = self._remote("run", which, list(requests))
+        while not self._cluster.ray.wait([reference], timeout=_BEAT_S)[0]:
+            if self._watchdog.is_hung(time.monotonic(), self._num_steps()):
+                self.stop()
+                raise WorkerLostError("ended because it hung")
+        reply: Reply = self._answer(reference)
+        return reply
+
+    def call(self, which: str, name: str) -> Any:
+        return self._answer(self._remote("call", which, name))
+
+    def stop(self) -> None:
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            self._cluster.release(actor)
+
+    def _remote(self, name: str, *arguments: Any) -> Any:
+        actor = self._actor
+        if actor is None:
+            raise WorkerLostError("not running")
+        return getattr(actor, name).remote(*arguments)
+
+    def _num_steps(self) -> int | None:
+        with suppress(TimeoutError):
+            found: int = self._answer(self._remote("num_steps"), _BEAT_S)
+            return found
+        return None
+
+    def _answer(self, reference: Any, timeout: float | None = None) -> Any:
+        """What the actor answers, or raises. Raises `TimeoutError`, and `WorkerLostError` where the actor is gone."""
+        try:
+            error, content = self._cluster.ray.get(reference, timeout=timeout)
+        except TimeoutError:
+            raise
+        except self._cluster.ray.exceptions.RayError as problem:
+            self.stop()
+            raise WorkerLostError(f"was lost ({_short(problem)})") from problem
+        if error is not None:
+            raise read_error(error)
+        return content
+
+    def _room(self) -> dict[str, float]:
+        room = self._cluster.ray.available_resources()
+        return {name: room[name] for name in ("CPU", "GPU", *self._cluster.wanted.resources) if name in room}
+
+
+class _Actor:
+    """The actor: a `ServedModel` whose errors are answers, so that Ray wraps none of them."""
+
+    def __init__(self, job: Job) -> None:
+        self._served: ServedModel | None = None
+        self._error: tuple[str, str] | None = None
+        try:
+            self._served = ServedModel(job)
+        except Exception as error:  # noqa: BLE001
+            self._error = told_error(error)
+
+    def facts(self) -> Any:
+        return (self._error, None) if self._served is None else (None, self._served.facts)
+
+    def num_steps(self) -> Any:
+        return None, 0 if self._served is None else self._served.num_steps
+
+    def run(self, *arguments: Any) -> Any:
+        return self._answer("run", *arguments)
+
+    def call(self, *arguments: Any) -> Any:
+        return self._answer("call", *arguments)
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        try:
+            return None, getattr(self._served, name)(*arguments)
+        except Exception as error:  # noqa: BLE001
+            return told_error(error), None
+
+
+def _connect(address: str | None) -> None:
+    """Raises `OSError` where nobody listens at an address of the form host:port, for which Ray itself waits long."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def _threads(job: Job) -> int:
+    number = job.settings.get("engine", {}).get("num_threads", 1)
+    return number if isinstance(number, int) else 1
+
+
+def _num_gpus(job: Job) -> int:
+    """One for a model on a provider of GPUs; for a Hugging Face model where its device is one."""
+    named = str([job.settings.get("execution_provider"), job.handed_over, job.settings.get("device")]).lower()
+    return int(any(name in named for name in _GPU_PROVIDERS))
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

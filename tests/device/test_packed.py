@@ -1,0 +1,58 @@
+"""Packed steps on a device whose kernel computes them (WebGPU): within what single rows differ from the CPU in fp16."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest
+from tests.device.open import open_on
+from tests.exports import VOCAB, export
+
+pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
+
+NAME = "llama-genai-0.18-fp16-webgpu"
+
+
+def _pairs() -> list[tuple[list[int], list[int]]]:
+    """Six questions behind a stem longer than a step, each with three answers of one to five tokens."""
+    rng = random.Random(3)
+    words = lambda count: [rng.randrange(4, VOCAB) for _ in range(count)]  # noqa: E731
+    stem = words(40)
+    contexts = [stem + words(rng.randrange(5, 20)) for _ in range(6)]
+    return [(context, words(rng.randrange(1, 6))) for context in contexts for _ in range(3)]
+
+
+def _prompts() -> list[GenerationRequest]:
+    return [GenerationRequest(context, max_new_tokens=6) for context, _ in _pairs()[::3]]
+
+
+def _scores(session: Session) -> np.ndarray:
+    return np.array([x for output in session.loglikelihood(_pairs()) for x in output.token_logprobs])
+
+
+def _open(device: str, **engine: Any) -> Session:
+    return open_on(device, export(NAME).path, num_slots=6, **engine)
+
+
+def test_packed_fp16_scores_are_as_near_to_the_cpu_as_single_rows() -> None:
+    with _open("cpu", scoring="rows") as session:
+        cpu = _scores(session)
+    with _open("webgpu", scoring="rows") as session:
+        rows, by_rows = _scores(session), session.describe_execution()
+    with _open("webgpu") as session:
+        packed, facts = _scores(session), session.describe_execution()
+        generated = session.generate(_prompts())
+    assert (by_rows["scoring"], facts["scoring"]) == ("rows", "packed")
+    assert facts["counters"]["steps"] < by_rows["counters"]["steps"] / 2
+    assert facts["counters"]["copies"] > 0
+    assert np.abs(packed - rows).max() < 0.01
+    assert np.abs(packed - cpu).max() <= 1.2 * np.abs(rows - cpu).max()
+    with _open("webgpu", scoring="rows") as session:
+        expected = session.generate(_prompts())
+    same = sum(one.tokens == other.tokens for one, other in zip(generated, expected, strict=True))
+    assert same >= 5, "fp16 may part at a near tie"

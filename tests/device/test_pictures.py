@@ -1,0 +1,54 @@
+"""On a device whose memory the host cannot address, pictures give the CPU's numbers and features stay there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ProviderError
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.device.open import open_on
+from tests.exports.media import media_export, plain_encoder_export
+from tests.families.pictures import picture
+
+pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
+
+PICTURES = [picture(0, 40, 40), picture(1, 60, 30)]
+
+
+def test_encoder_on_the_device_gives_the_cpus_numbers() -> None:
+    asked = [
+        ScoringRequest(f"Ann sees the <image> and {word}", " blue stone", images=[one])
+        for one in PICTURES
+        for word in ("the", "a")
+    ]
+    asked.append(ScoringRequest("<image> and <image>", " stone", images=PICTURES))
+    prompts = [GenerationRequest("Ann sees the <image> and", images=[one], max_new_tokens=6) for one in PICTURES]
+    found = []
+    for device in ("webgpu", "cpu"):
+        # Chunks of 7 tokens end within pictures, so that features are cut; two pictures in a chunk are joined.
+        with open_on(device, plain_encoder_export("f32", "webgpu"), num_slots=2, chunk_size=7) as session:
+            scores = session.loglikelihood(asked)
+            tokens = [output.tokens for output in session.generate(prompts)]
+            found.append((scores, tokens, session.describe_execution()))
+    (scores, tokens, facts), (expected, expected_tokens, on_cpu) = found
+    for score, other in zip(scores, expected, strict=True):
+        np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=1e-4)
+    assert tokens == expected_tokens
+    assert facts["image_encoder_device"] == "webgpu"
+    assert facts["images_encoded"] == on_cpu["images_encoded"] == len(PICTURES)
+    assert facts["counters"]["host_bytes"] <= on_cpu["counters"]["host_bytes"]
+
+
+def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> None:
+    package, _ = media_export("llava", "f32", "webgpu")
+    request = ScoringRequest("<image> and", " stone", images=PICTURES[:1])
+    with (
+        open_on("webgpu", package) as session,
+        pytest.raises(ProviderError, match=r"'engine\.encoder_provider' = 'cpu' would run the encoder there"),
+    ):
+        session.loglikelihood([request])
+    with open_on("webgpu", package, encoder_provider="cpu") as session, open_on("cpu", package) as on_cpu:
+        found, expected = (one.loglikelihood([request])[0].logprob for one in (session, on_cpu))
+        assert session.describe_execution()["image_encoder_device"] == "cpu"
+    assert found == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,116 @@
+"""Whisper from sound to text: transformers' numbers from the same samples, in lm-eval, with a word error rate."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import transformers
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.backends.word_errors import normalized, word_error_rate
+from olive_ext.errors import TaskError
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports import hf_model
+from tests.exports.genai import genai_export
+from tests.families.test_encoder_decoder import Reference
+
+TASKS = Path(__file__).parents[2] / "recipes" / "speech" / "tasks"
+RATE = 16000
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """onnxruntime-genai's export with the file that names the decoder's first token, which it leaves out."""
+    folder = tmp_path_factory.mktemp("speech") / "whisper"
+    shutil.copytree(genai_export("whisper", "0.18.0"), folder)
+    shutil.copy(hf_model("whisper") / "generation_config.json", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(package: Path) -> Session:
+    return olive_ext.open(package)
+
+
+def noise(seed: int, seconds: float) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(scale=0.1, size=int(RATE * seconds)).astype(np.float32)
+
+
+def features(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80)
+    found: npt.NDArray[np.float32] = extractor(samples, sampling_rate=RATE, return_tensors="np")["input_features"][0]
+    return found
+
+
+def test_answers_and_scores_are_those_of_transformers_on_the_same_sound(session: Session) -> None:
+    reference = Reference(hf_model("whisper"))
+    sounds = [noise(0, 3), noise(1, 29)]
+    outputs = session.generate([GenerationRequest(audio=[(one, RATE)], max_new_tokens=20) for one in sounds])
+    target = session.tokenizer.encode_answer("old cat")
+    scored = session.loglikelihood([ScoringRequest("", "old cat", audio=[(one, RATE)]) for one in sounds])
+    for one, output, score in zip(sounds, outputs, scored, strict=True):
+        assert reference.continues(features(one), [reference.start], output.tokens, 20)
+        expected = reference.score(features(one), [reference.start], target)
+        assert score.token_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_features_are_the_raw_form_of_sound(session: Session) -> None:
+    sound, raw = GenerationRequest(audio=[(noise(2, 4), RATE)], max_new_tokens=8), features(noise(2, 4))
+    outputs = session.generate([sound, GenerationRequest(source=raw, max_new_tokens=8)])
+    assert outputs[0] == outputs[1]
+
+
+def test_long_sound_is_answered_window_by_window(session: Session) -> None:
+    samples = noise(3, 70)
+    parts = [samples[start : start + 30 * RATE] for start in range(0, len(samples), 30 * RATE)]
+    whole, *alone = session.generate(
+        [GenerationRequest(audio=[(one, RATE)], max_new_tokens=6) for one in (samples, *parts)]
+    )
+    assert whole.tokens == tuple(token for part in alone for token in part.tokens)
+    assert whole.text == " ".join(part.text.strip() for part in alone)
+    with pytest.raises(TaskError, match="the sound has 3 windows"):
+        session.loglikelihood([ScoringRequest("", "cat", audio=[(samples, RATE)])])
+
+
+def test_two_sounds_or_a_sound_beside_features_are_refused(session: Session) -> None:
+    sound = (noise(0, 1), RATE)
+    with pytest.raises(TaskError, match="gives 2 sounds; this model takes one"):
+        session.generate([GenerationRequest(audio=[sound, sound])])
+    with pytest.raises(TaskError, match="a 'source' beside 'audio'"):
+        session.generate([GenerationRequest(audio=[sound], source=features(sound[0]))])
+
+
+def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:
+    pytest.importorskip("jiwer")
+    with OrtLM(str(package)) as lm:
+        found = simple_evaluate(
+            lm,
+            tasks=["tones_words"],
+            limit=5,
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            bootstrap_iters=0,
+        )
+        num_runs = lm.session.describe_execution()["encoder_runs"]
+    assert found is not None
+    samples = found["samples"]["tones_words"]
+    assert num_runs == len({sample["doc"]["text"] for sample in samples}) < len(samples)
+    pairs = [normalized(sample["doc"]["text"], sample["resps"][0][0]) for sample in samples]
+    assert found["results"]["tones_words"]["wer,none"] == pytest.approx(word_error_rate(pairs))
+
+
+def test_word_error_rate_counts_words_of_normalized_texts() -> None:
+    pytest.importorskip("jiwer")
+    pairs = [normalized("Low, middle!", "low middle"), normalized("high low", "high (noise) middle low")]
+    assert word_error_rate(pairs) == pytest.approx(1 / 4)
+    with pytest.raises(TaskError, match="has no words"):
+        normalized("...", "x")

@@ -1,0 +1,212 @@
+"""A graph with attention over a paged cache computes what it computed with GroupQueryAttention.
+
+There is no CPU kernel for PagedAttention, so it is written here from its documentation, in numpy; GroupQueryAttention
+is ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from olive_ext.graph.nodes import model_of
+from olive_ext.graph.paged_attention import (
+    FORMS,
+    NotPagedError,
+    PackedInputs,
+    with_packed_inputs,
+    with_paged_attention,
+)
+
+HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
+WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+CACHES = {"past_k": (KV_HEADS, SIZE), "past_v": (KV_HEADS, SIZE)}
+INPUTS = PackedInputs(CACHES, ["ids"], ["mask"])
+CUDA = FORMS["cuda"]
+
+
+def _model(*, is_shared: bool = False, more: list[str] | None = None, **changes: Any) -> onnx.ModelProto:
+    """Token ids to `out`: embeddings, one attention over a cache, and a second one over the same cache where
+    `is_shared`, whose own keys and values are empty."""
+    rng = np.random.default_rng(3)
+    angles = np.arange(CONTEXT)[:, None] / 100 ** (np.arange(0, SIZE, 2) / SIZE)
+    tables = {"cos": np.cos(angles), "sin": np.sin(angles), "sink": rng.standard_normal(HEADS)}
+    widths = {"q": WIDTH, "k": KV_WIDTH, "v": KV_WIDTH}
+    tables |= {name: rng.standard_normal((50, width)) for name, width in widths.items()}
+    weights = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in tables.items()]
+    weights += [numpy_helper.from_array(np.array(number), name) for name, number in (("one", 1), ("axis", [1]))]
+    node = helper.make_node
+    nodes = [node("Gather", [name, "ids"], [f"{name}_rows"]) for name in "qkv"]
+    nodes += [node("ReduceSum", ["mask", "axis"], ["sum"], keepdims=0), node("Sub", ["sum", "one"], ["last_64"])]
+    nodes += [node("Cast", ["last_64"], ["last"], to=TensorProto.INT32), node("Shape", ["mask"], ["shape"])]
+    nodes += [
+        node("Gather", ["shape", "one"], ["total_64"]),
+        node("Cast", ["total_64"], ["total"], to=TensorProto.INT32),
+    ]
+    settings: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1, **changes}
+    names = ["q_rows", "k_rows", "v_rows", "past_k", "past_v", "last", "total", "cos", "sin", *(more or [])]
+    nodes.append(node("GroupQueryAttention", names, ["out", "new_k", "new_v"], domain="com.microsoft", **settings))
+    if is_shared:
+        nodes[-1].output[0] = "first"
+        nodes += [node("Slice", [name, "nothing", "nothing", "axis"], [f"no_{name}"]) for name in ("k_rows", "v_rows")]
+        weights.append(numpy_helper.from_array(np.array([0]), "nothing"))
+        second = ["first", "no_k_rows", "no_v_rows", "new_k", "new_v", "last", "total", "cos", "sin"]
+        nodes.append(node("GroupQueryAttention", second, ["out", "", ""], domain="com.microsoft", **settings))
+    value = helper.make_tensor_value_info
+    inputs = [value("ids", INT64, ["B", "S"]), value("mask", INT64, ["B", "T"])]
+    inputs += [value(name, FLOAT, ["B", KV_HEADS, "P", SIZE]) for name in CACHES]
+    outputs = [value("out", FLOAT, ["B", "S", WIDTH])]
+    outputs += [value(name, FLOAT, ["B", KV_HEADS, "T", SIZE]) for name in ("new_k", "new_v")]
+    return model_of(helper.make_graph(nodes, "decoder", inputs, outputs, weights), 21, "com.microsoft")
+
+
+def _alone(model: onnx.ModelProto, ids: list[int]) -> np.ndarray:
+    """[S, D], the text in one row behind nothing."""
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    nothing = np.zeros((1, KV_HEADS, 0, SIZE), np.float32)
+    feeds = {"ids": np.array([ids]), "mask": np.ones((1, len(ids)), np.int64), "past_k": nothing, "past_v": nothing}
+    return session.run(["out"], feeds)[0][0]
+
+
+def _rotated(x_NHD: np.ndarray, positions_N: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    left, right = np.split(x_NHD, 2, axis=-1)
+    c, s = cos[positions_N][:, None], sin[positions_N][:, None]
+    return np.concatenate([left * c - right * s, right * c + left * s], axis=-1)
+
+
+class PagedAttention(OpRun):
+    """As documented for com.microsoft.PagedAttention: packed tokens are written into blocks, then attended to."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, *inputs: Any, **settings: Any) -> tuple[np.ndarray, ...]:
+        q, k, v, key_cache, value_cache, starts, pasts, table, cos, sin, *rest = inputs
+        assert rest[:1] in ([], [None])
+        sink = rest[1] if len(rest) > 1 else None
+        lengths = np.diff(starts)
+        positions = np.concatenate([past + np.arange(length) for past, length in zip(pasts, lengths, strict=True)])
+        rows = np.repeat(np.arange(len(pasts)), lengths)
+        q = _rotated(q.reshape(-1, HEADS, SIZE), positions, cos, sin)
+        k = _rotated(k.reshape(-1, KV_HEADS, SIZE), positions, cos, sin)
+        for row, position, key, value in zip(rows, positions, k, v.reshape(k.shape), strict=True):
+            key_cache[table[row, position // BLOCK], position % BLOCK] = key
+            value_cache[table[row, position // BLOCK], position % BLOCK] = value
+        out = [
+            self._attend(query, _held(key_cache, table[row]), _held(value_cache, table[row]), position, sink, settings)
+            for row, position, query in zip(rows, positions, q, strict=True)
+        ]
+        return np.array(out, np.float32), key_cache, value_cache
+
+    def _attend(self, q, keys, values, position, sink, settings) -> np.ndarray:  # type: ignore[no-untyped-def]
+        window = settings.get("local_window_size") or -1
+        first = max(0, position + 1 - window) if window > 0 else 0
+        keys, values = (np.repeat(x[first : position + 1], HEADS // KV_HEADS, axis=1) for x in (keys, values))
+        scores_HT = np.einsum("hd,thd->ht", q, keys) * (settings.get("scale") or SIZE**-0.5)
+        if cap := settings.get("softcap"):
+            scores_HT = cap * np.tanh(scores_HT / cap)
+        terms_HT = np.exp(scores_HT)
+        total_H = terms_HT.sum(1) + (np.exp(sink) if sink is not None else 0)
+        return np.einsum("ht,thd->hd", terms_HT / total_H[:, None], values).reshape(-1)
+
+
+def _held(cache: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    return cache[blocks].reshape(-1, KV_HEADS, SIZE)
+
+
+class Blocks:
+    """A paged graph and its blocks."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._graph = ReferenceEvaluator(model, new_ops=[PagedAttention])
+        self._pools = {name: np.full((6, BLOCK, KV_HEADS, SIZE), np.nan, np.float32) for name in CACHES}
+
+    def run(self, rows: list[tuple[list[int], int, list[int]]]) -> np.ndarray:
+        """[N, D] of a packed step; each row has tokens, a past and blocks."""
+        lengths = [len(tokens) for tokens, _, _ in rows]
+        table = np.zeros((len(rows), 4), np.int32)
+        for number, (_, _, blocks) in enumerate(rows):
+            table[number, : len(blocks)] = blocks
+        feeds = {
+            "ids": np.array([token for tokens, _, _ in rows for token in tokens]),
+            "block_table": table,
+            "cumulative_sequence_lengths": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            "past_sequence_lengths": np.array([past for _, past, _ in rows], np.int32),
+            "attention_metadata": np.array([9, 9, 9], np.int32),
+        }
+        out, *pools = self._graph.run(None, {**feeds, **self._pools})
+        self._pools = dict(zip(CACHES, pools, strict=True))
+        return out[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"local_window_size": 3}, {"softcap": 0.7}, {"scale": 0.4}, {"more": ["", "", "sink"]}, {"is_shared": True}],
+    ids=["plain", "window", "softcap", "scale", "sinks", "shared"],
+)
+def test_packed_rows_behind_a_shared_block_see_what_each_sees_alone(changes: dict[str, Any]) -> None:
+    model = _model(**changes)
+    stem, left, right = [1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]
+    blocks = Blocks(with_paged_attention(model, INPUTS, CUDA))
+    first = blocks.run([(stem, 0, [0])])
+    both = blocks.run([(left, 4, [0, 1, 2]), (right, 4, [0, 3])])
+    last = blocks.run([([12], 9, [0, 1, 2])])
+    expected = _alone(model, [*stem, *left, 12])
+    assert np.abs(np.concatenate([first, both[:5], last]) - expected).max() < 1e-5
+    assert np.abs(both[5:] - _alone(model, [*stem, *right])[4:]).max() < 1e-5
+
+
+def test_what_only_the_mask_was_for_is_cut_off() -> None:
+    model = with_paged_attention(_model(), INPUTS, CUDA)
+    graph = model.graph
+    assert "mask" not in {value.name for value in graph.input}
+    assert not {"ReduceSum", "Shape", "Sub"} & {node.op_type for node in graph.node}
+    onnx.checker.check_model(model)
+
+
+def test_layers_that_share_a_cache_write_it_once_by_name() -> None:
+    graph = with_paged_attention(_model(is_shared=True), INPUTS, CUDA).graph
+    owner, reader = (node for node in graph.node if node.op_type == "PagedAttention")
+    assert list(owner.input[3:5]) == list(reader.input[3:5]) == ["past_k", "past_v"]
+    assert (len(owner.output), len(reader.output)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"more": ["", "sink"]}, "has a bias"),
+        ({"smooth_softmax": 1}, "smooth_softmax 1, which PagedAttention lacks"),
+        ({"k_quant_type": "PER_CHANNEL"}, "a scale for each channel"),
+    ],
+)
+def test_attention_that_paged_attention_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(NotPagedError, match=words):
+        with_paged_attention(_model(**changes), INPUTS, CUDA)
+
+
+def test_soft_cap_is_refused_where_the_device_lacks_it() -> None:
+    with pytest.raises(NotPagedError, match="soft cap"):
+        with_paged_attention(_model(softcap=5.0), INPUTS, FORMS["webgpu"])
+
+
+def test_mask_that_something_else_reads_is_refused_with_the_reader() -> None:
+    model = _model()
+    model.graph.node.append(helper.make_node("Cast", ["mask"], ["seen"], name="reader", to=FLOAT))
+    model.graph.output.append(helper.make_tensor_value_info("seen", FLOAT, ["B", "T"]))
+    with pytest.raises(NotPagedError, match="'mask' is read by Cast 'reader' besides the attention"):
+        with_paged_attention(model, INPUTS, CUDA)
+
+
+def test_packed_inputs_are_one_row_inside() -> None:
+    value, axes = helper.make_tensor_value_info, ["B", "S"]
+    nodes = [helper.make_node("Identity", ["ids"], ["out"])]
+    graph = helper.make_graph(nodes, "g", [value("ids", INT64, axes)], [value("out", INT64, axes)])
+    (found,) = ReferenceEvaluator(with_packed_inputs(model_of(graph, 21), ["ids"])).run(None, {"ids": np.array([5, 6])})
+    assert found.tolist() == [[5, 6]]

@@ -1,0 +1,128 @@
+"""The folder of an Azure ML job: what moves, what is refused, and what our own check finds that Azure's does not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from olive_ext.check import mistakes, read_recipe
+from olive_ext.cli import main
+from olive_ext.jobs import faults
+from olive_ext.jobs.portable_recipe import portable
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "quickstart" / "recipe.json"
+
+
+@pytest.fixture(autouse=True)
+def _in_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The quickstart's job."""
+    folder = tmp_path / "a job"
+    assert main(["job", "azureml", str(RECIPE), "--compute", "cpus", "--output", str(folder)]) == 0
+    assert capsys.readouterr().out == f"cd '{folder}' && az ml job create --file job.yml\n"
+    return folder
+
+
+def test_folder_holds_a_job_that_lacks_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = yaml.safe_load((job / "job.yml").read_text(encoding="utf-8"))
+    assert written["compute"] == "azureml:cpus"
+    assert {name: (job / value["path"]).resolve().name for name, value in written["inputs"].items()} == {
+        "model": "model",
+        "tasks": "tasks",
+    }
+    assert list(faults(job)) == []
+    pip = yaml.safe_load((job / "environment" / "conda.yml").read_text(encoding="utf-8"))["dependencies"][-1]["pip"]
+    assert pip[-1] == "olive-ext[cpu,azureml]==0.1.0"
+    assert (job / "environment" / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
+    inputs = job / "code" / "inputs"
+    inputs.mkdir()
+    for name in ("model", "tasks"):
+        (inputs / name).symlink_to(ROOT / "recipes" / "quickstart" / name)
+    monkeypatch.chdir(job / "code")
+    recipe = read_recipe("recipe.json")
+    assert list(mistakes(recipe)) == []
+    assert (recipe["output_dir"], recipe["cache_dir"]) == ("out", "out/cache")
+    assert recipe["evaluators"]["quickstart"]["output_dir"] == "out/reports"
+
+
+def test_files_that_name_neighbours_come_with_their_folder(tmp_path: Path) -> None:
+    for name in ("m/model.onnx", "other/model.onnx", "t/mine.yaml", "calibration.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    recipe = {
+        "input_model": {"type": "ONNXModel", "model_path": str(tmp_path / "m" / "model.onnx")},
+        "data_configs": [{"load_dataset_config": {"data_files": str(tmp_path / "calibration.jsonl")}}],
+        "passes": {"e": {"type": "OrtLMEvaluation", "tasks": ["mmlu", str(tmp_path / "t" / "mine.yaml")]}},
+        "evaluators": {"e": {"type": "OrtLMEvaluator", "tasks": ["a"], "reference": str(tmp_path / "other")}},
+    }
+    made = portable(recipe)
+    assert made.recipe["input_model"]["model_path"] == "inputs/m/model.onnx"
+    assert made.recipe["data_configs"][0]["load_dataset_config"]["data_files"] == "inputs/calibration"
+    assert made.recipe["passes"]["e"]["tasks"] == ["mmlu", "inputs/t/mine.yaml"]
+    assert made.recipe["evaluators"]["e"]["reference"] == "inputs/other"
+    assert made.inputs == {
+        "m": tmp_path / "m",
+        "calibration": tmp_path / "calibration.jsonl",
+        "t": tmp_path / "t",
+        "other": tmp_path / "other",
+    }
+
+
+def test_wrong_recipe_and_taken_folder_are_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({"input_model": {"type": "HfModel", "model_path": "./gone"}}), encoding="utf-8")
+    arguments = ["--compute", "c", "--output"]
+    assert main(["job", "azureml", str(RECIPE), *arguments, str(tmp_path / "taken")]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["job", "azureml", str(wrong), *arguments, str(tmp_path / "new")]) == 2
+    assert "'input_model.model_path' = './gone'" in capsys.readouterr().err
+    assert main(["job", "azureml", str(RECIPE), "--nodes", "0", *arguments, str(tmp_path / "new")]) == 2
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["taken", "wrong.json"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "fault"),
+    [
+        ("job.yml", "inputs.model}}", "inputs.modell}}", "job.yml: '${{inputs.modell}}' is bound to nothing"),
+        ("job.yml", "quickstart/tasks", "quickstart/gone", "job.yml: the input 'tasks' is not there: "),
+        ("job.yml", "code: code", "code: src", "job.yml: the code is not there: src"),
+        ("job.yml", "path: environment", "pth: environment", "job.yml, environment: unknown key 'pth'"),
+        ("job.yml", "path: environment", "path: env", "job.yml, environment: no Dockerfile in env"),
+        ("environment/conda.yml", "channels:", "chanels:", "job.yml, environment: unknown key 'chanels' of conda"),
+    ],
+)
+def test_fault_is_found(job: Path, file: str, old: str, new: str, fault: str) -> None:
+    text = (job / file).read_text(encoding="utf-8")
+    assert old in text
+    (job / file).write_text(text.replace(old, new), encoding="utf-8")
+    assert [found for found in faults(job) if found.startswith(fault)]
+
+
+def test_all_examples_lack_nothing(tmp_path: Path) -> None:
+    made: dict[str, Any] = runpy.run_path(str(ROOT / "recipes" / "azureml" / "make.py"))
+    made["make"](tmp_path, "cpus", "gpus")
+    found = {folder.name: list(faults(folder)) for folder in tmp_path.iterdir()}
+    assert {"command", "gpu", "pipeline", "sweep"} <= set(found)
+    assert not any(found.values()), found
+    gpu = json.loads((tmp_path / "gpu" / "code" / "recipe.json").read_text(encoding="utf-8"))
+    assert gpu["systems"]["local"]["accelerators"] == [
+        {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
+    ]
+    job = tmp_path / "pipeline" / "job.yml"
+    job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
+    wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"
+    assert list(faults(tmp_path / "pipeline")) == [wrong]

@@ -1,0 +1,92 @@
+"""What counts as a picture, and what a bad one is told."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from olive_ext.errors import TaskError
+from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture
+from tests.families.pictures import picture
+
+
+def _png(image: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def _animated() -> bytes:
+    file = io.BytesIO()
+    picture(0, 8, 8).save(file, "GIF", save_all=True, append_images=[picture(1, 8, 8)])
+    return file.getvalue()
+
+
+def test_path_bytes_and_picture_are_one(tmp_path: Path) -> None:
+    image = picture(0, 12, 8)
+    (tmp_path / "a.png").write_bytes(_png(image))
+    forms = [image, _png(image), tmp_path / "a.png", str(tmp_path / "a.png"), bytearray(_png(image))]
+    assert {content_key(read_picture(form), "") for form in forms} == {content_key(image, "")}
+
+
+def test_url_with_data_is_read() -> None:
+    content = _png(picture(0, 4, 4))
+    assert data_of_url(f"data:image/png;base64,{base64.b64encode(content).decode()}") == content
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a.png", "file:///etc/passwd", "data:image/png,abc", ""])
+def test_url_that_would_be_fetched_is_refused(url: str) -> None:
+    with pytest.raises(TaskError, match="only data URLs in base64"):
+        data_of_url(url)
+
+
+def test_bad_base64_is_refused() -> None:
+    with pytest.raises(TaskError, match="not valid base64"):
+        data_of_url("data:image/png;base64,@@@")
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "P", "RGBA", "1", "I;16"])
+def test_picture_of_another_mode_becomes_rgb(mode: str) -> None:
+    grey = Image.fromarray(np.full((4, 6), 200, np.uint16)) if mode == "I;16" else picture(0, 6, 4).convert(mode)
+    found = read_picture(grey)
+    assert (found.mode, found.size) == ("RGB", (6, 4))
+
+
+def test_picture_is_turned_as_its_exif_says() -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # the first row is the right side
+    image = picture(0, 12, 8)
+    found = read_picture(_png(image, exif=exif))
+    assert found.size == (8, 12)
+    assert found.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (_png(picture(0, 40, 40))[:600], "cannot be read as a picture"),
+        (b"not a picture at all", "cannot be read as a picture"),
+        (b"", "cannot be read as a picture"),
+        (Image.new("RGB", (0, 5)), r"has no pixels \(0 x 5\)"),
+        (Image.new("RGB", (20000, 1)), "20000 x 1 pixels; a side has 16384 at most"),
+        (_animated(), r"is animated \(2 frames\)"),
+        ("/nowhere/at/all.png", "the picture '/nowhere/at/all.png' cannot be read"),
+        (np.zeros((4, 4, 3)), "a ndarray is no picture"),
+        (None, "a NoneType is no picture"),
+    ],
+)
+def test_bad_picture_is_refused_in_one_line(given: Any, error: str) -> None:
+    with pytest.raises(TaskError, match=error) as caught:
+        read_picture(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_digest_of_a_request_is_of_the_pixels() -> None:
+    one, same, other = ([{"visual": [picture(seed, 6, 4)]}] for seed in (0, 0, 1))
+    assert media_digest(one) == media_digest(same) != media_digest(other)

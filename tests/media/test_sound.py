@@ -1,0 +1,86 @@
+"""What counts as a sound, and what a bad one is told."""
+
+from __future__ import annotations
+
+import io
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ModelError, TaskError
+from olive_ext.media.sound import SoundProcessor, read_sound
+from olive_ext.model.types import ModelFiles, TensorSpec
+
+RATE = 16000
+WHISPER = TensorSpec("audio_features", 1, ("batch", 80, 3000))
+
+
+def _wav(samples: Any, width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(channels)
+        writer.setsampwidth(width)
+        writer.setframerate(rate)
+        writer.writeframes(np.asarray(samples).tobytes())
+    return file.getvalue()
+
+
+def _processor(folder: Path, source: TensorSpec = WHISPER) -> SoundProcessor:
+    return SoundProcessor(ModelFiles(folder / "decoder.onnx", folder, {}, {}, ""), source)
+
+
+def test_wave_files_of_all_widths_are_read(tmp_path: Path) -> None:
+    content = _wav(np.array([0, 2**14, -(2**14)], np.int16))
+    (tmp_path / "a.wav").write_bytes(content)
+    for given in (content, tmp_path / "a.wav", str(tmp_path / "a.wav")):
+        samples, rate = read_sound(given)
+        assert samples.tolist() == [0, 0.5, -0.5]
+        assert rate == RATE
+    assert read_sound(_wav(np.array([128, 192, 64], np.uint8), 1))[0].tolist() == [0, 0.5, -0.5]
+    assert read_sound(_wav(np.array([0, 2**30], np.int32), 4))[0].tolist() == [0, 0.5]
+
+
+def test_channels_are_averaged() -> None:
+    assert read_sound(_wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (([], RATE), "has no samples"),
+        (([0.0, np.nan], RATE), "holds NaN or infinity"),
+        ({"array": [np.inf], "sampling_rate": RATE}, "holds NaN or infinity"),
+        (b"RIFF....", "cannot be read as a WAV file"),
+        (_wav(np.zeros(9, np.uint8), 3), "cannot be read as a WAV file"),
+        ("/nowhere.wav", "the sound '/nowhere.wav' cannot be read"),
+        ({"array": [0.0]}, "a tuple is no sound"),
+        (np.zeros(4), "a ndarray is no sound"),
+    ],
+)
+def test_bad_sound_is_refused_in_one_line(given: Any, error: str) -> None:
+    with pytest.raises(TaskError, match=error) as caught:
+        read_sound(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="has 44100 samples a second; this model takes 16000"):
+        _processor(tmp_path).windows((np.zeros(100, np.float32), 44100))
+
+
+def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=RATE * 61).astype(np.float32)
+    windows = _processor(tmp_path).windows((noise, RATE))
+    assert [window.shape for window in windows] == [(80, 3000)] * 3
+    alone = _processor(tmp_path).windows((noise[RATE * 30 : RATE * 60], RATE))
+    np.testing.assert_array_equal(windows[1], alone[0])
+
+
+def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -> None:
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match="makes 128 mels; the encoder takes 'audio_features'"):
+        _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))

@@ -1,0 +1,106 @@
+"""A Hugging Face model run as its ONNX export: equal to transformers, made once, and left alone where it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from olive_ext.backends.hf import open_hf
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.model import resolve
+from olive_ext.report import Report
+from olive_ext.run import evaluate, export
+from olive_ext.run.export import exported
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.exports import genai_export, hf_model
+
+pytestmark = pytest.mark.slow
+
+MODEL = ModelSettings(model="", kind="hf", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def metrics(report: Report) -> dict[tuple[str, str, str], float]:
+    return {(item.task, item.metric, item.filter): item.value for item in report.metrics}
+
+
+def test_baseline_by_its_export_equals_lm_evals_hf(folder: Path) -> None:
+    path = str(hf_model("llama"))
+    values = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, "max_length": 128, "device": "cpu"}
+    config = EvaluationConfig.parse({"model": {"path": path}, **values})
+    ours = evaluate(config)
+    theirs = evaluate(config, lm=open_hf(path, device="cpu", max_length=128, model_args={"dtype": "float32"}))
+    assert (ours.model["kind"], theirs.model["kind"]) == ("hf", "hf")
+    assert "of transformers on 20 requests" in ours.model["export"]
+    assert "export" not in theirs.model
+    found, expected = metrics(ours), metrics(theirs)
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, abs=1e-4, rel=1e-4)
+
+
+def test_baseline_and_reference_ask_the_float_model_once(folder: Path, tmp_path: Path) -> None:
+    path = str(hf_model("llama"))
+    reference = {"path": path, "mode": "recorded", "records_dir": str(tmp_path)}
+    values = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, "reference": reference}
+    baseline = evaluate(EvaluationConfig.parse({"model": {"path": path}, **values}))
+    candidate = evaluate(EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, **values}))
+    assert baseline.comparison is None
+    assert candidate.comparison is not None
+    assert candidate.comparison.reference["tokens_fed"] == 0
+    assert candidate.comparison.reference["kind"] == "hf"
+    assert candidate.comparison.metrics["results"] == baseline.results["results"]
+
+
+def test_export_is_made_once_for_its_content() -> None:
+    first = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
+    again = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
+    assert first.model.kind == again.model.kind == "onnx"
+    assert first.model.settings == again.model.settings
+    assert "exported to ONNX earlier" in again.note
+
+
+def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
+    made = Path(exported(model).model.settings.model)
+    shutil.copytree(made, tmp_path / made.name)
+    (tmp_path / made.name / "checked.json").write_text(json.dumps({"largest_difference": 0.2}))
+    found = exported(model, tmp_path)
+    assert found.model is model
+    assert found.note == (
+        "runs on transformers, not exported: onnxruntime-genai's export of it scores up to 0.2 nats off transformers"
+    )
+
+
+def test_check_finds_another_models_export() -> None:
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
+    assert export._largest_difference(model, Path(exported(model).model.settings.model)) < 1e-4
+    assert export._largest_difference(model, genai_export("llama", precision="int4")) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "bfloat16"}, "only float32 is, and 'dtype' is bfloat16"),
+        ({"device": "cuda:0"}, "on a GPU transformers run it"),
+        ({"model": "owner/name"}, "its files are not in a folder here"),
+    ],
+)
+def test_what_is_not_exported_says_why(changes: dict[str, str], reason: str) -> None:
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama")), **changes}))
+    found = exported(model)
+    assert (found.model, found.note) == (model, f"runs on transformers, not exported: {reason}")
+
+
+def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("gpt2"))}))
+    found = exported(model, tmp_path)
+    assert found.model is model
+    assert found.note.startswith("runs on transformers, not exported: onnxruntime-genai cannot: ")
+    assert [item.name for item in tmp_path.iterdir() if item.is_dir()] == []

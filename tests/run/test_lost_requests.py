@@ -1,0 +1,58 @@
+"""Requests that every worker crashed on: the rest is evaluated, and what is missing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olive_ext.engine.requests import Request, Result
+from olive_ext.errors import RunError
+from olive_ext.report import from_json
+from olive_ext.run import check_complete, evaluate
+from olive_ext.session.executor import Lost
+from tests.backends.local_tasks import write_tasks
+from tests.backends.reference import ForwardEngine, ort_lm
+from tests.run.test_evaluate import config, numbers
+
+CRASH = Lost("each worker that ran it ended by SIGSEGV")
+
+
+class CrashingEngine(ForwardEngine):
+    """As workers that crash on the first request of each chunk."""
+
+    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Any) -> None:
+        for number, requests in enumerate(chunks):
+            found: list[Result | Lost] = [CRASH, *self.run(requests[1:])]
+            done(number, found)
+
+
+@pytest.mark.parametrize("task", ["tiny_choice", "tiny_rolling", "tiny_generate"])
+def test_documents_of_lost_requests_count_in_no_metric(task: str, tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path / "tasks")
+    given = config(folder, [task], output_dir=str(tmp_path / "out"), sample_log_num=9)
+    report = evaluate(given, lm=ort_lm(engine=CrashingEngine()))
+    (missing,) = report.missing
+    assert (missing["task"], missing["reason"]) == (task, CRASH.reason)
+    assert from_json((tmp_path / "out" / "report.json").read_text()).missing == report.missing
+    with pytest.raises(RunError, match=rf"^1 requests have no answer, .* of document \d+ of '{task}': each worker"):
+        check_complete(report, "stop")
+    check_complete(report, "report")
+    with_the_rest = evaluate(given, lm=ort_lm())  # the others are in the journal
+    assert with_the_rest.missing == ()
+    assert with_the_rest.model["journal"]["answers_written"] == 1
+    assert numbers(with_the_rest).keys() == numbers(report).keys()
+
+
+def test_values_are_those_of_the_documents_that_are_left(tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path / "tasks")
+    whole = evaluate(config(folder, ["tiny_choice"], reference=None), lm=ort_lm())
+    out = config(folder, ["tiny_choice"], output_dir=str(tmp_path))
+    crashed = evaluate(out, lm=ort_lm(engine=CrashingEngine()))
+    count = whole.results["n-samples"]["tiny_choice"]["effective"]
+    (metric,) = (metric for metric in crashed.metrics if metric.metric == "acc")
+    (expected,) = (metric for metric in whole.metrics if metric.metric == "acc")
+    right = expected.value * count
+    assert metric.value * (count - 1) == pytest.approx(right) or metric.value * (count - 1) == pytest.approx(right - 1)

@@ -1,0 +1,62 @@
+"""A model for workers: the engine over the fake runner, and tokens that make the worker's process crash, hang, fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.step import Batching
+from olive_ext.errors import TaskError
+from olive_ext.session.workers.process_worker import serve
+from olive_ext.session.workers.served_model import OWN, ModelFacts, Reply, Served
+from tests.engine.fake_runner import FakeRunner
+
+CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104
+CHILD = "from tests.session.workers.fake_model import serve_fake; serve_fake()"
+SERVED = Served({OWN: ModelFacts(512, 2, Traits(512), {})}, None)
+
+
+class FakeServed:
+    """Answers as `served_model.ServedModel` does. `job` is passed over."""
+
+    facts = SERVED
+
+    def __init__(self, job: Any) -> None:
+        self._engine = Engine(FakeRunner(2, Batching.RANGE, has_tree_batches=True), 4)
+        self._job = job
+
+    @property
+    def num_steps(self) -> int:
+        return self._engine.counters.steps
+
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        found: list[Result] = []
+        tokens = {token for request in requests for token in request.tokens}
+        if CRASH in tokens:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if HANG in tokens:
+            time.sleep(600)
+        if FAIL in tokens:
+            raise TaskError("no such luck")
+        if SLOW in tokens:
+            time.sleep(1.5)
+        self._engine.run_chunks([requests], lambda _, results: found.extend(results))
+        return Reply(found, asdict(self._engine.counters))
+
+    def call(self, which: str, name: str) -> Any:
+        return os.getpid()
+
+    def close(self) -> None:
+        """Ends quietly."""
+
+
+def serve_fake() -> None:
+    """The child of a `ProcessWorker`."""
+    serve(FakeServed)

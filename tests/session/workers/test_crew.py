@@ -1,0 +1,174 @@
+"""Whatever happens to workers, each request has its own result, or is named; and little is computed twice."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olive_ext.engine.requests import Request, Result
+from olive_ext.errors import RunError, TaskError
+from olive_ext.session.executor import Lost
+from olive_ext.session.workers.crew import MAX_OPENINGS, Crew
+from olive_ext.session.workers.pool import WorkerPool
+from olive_ext.session.workers.served_model import OWN, Reply, Served
+from olive_ext.session.workers.worker import Watchdog, WorkerLostError
+from tests.engine.fake_runner import oracle
+from tests.engine.strategies import assert_equal
+from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
+
+
+class FakeWorker:
+    """A worker in a thread, which is lost in the calls whose numbers are in `losses`, and by requests with `CRASH`."""
+
+    def __init__(self, name: str, losses: Sequence[int] = (), failed_openings: int = 0) -> None:
+        self.name = name
+        self.num_calls = 0
+        self.num_openings = 0
+        self.asked: list[Request] = []
+        self._losses = set(losses)
+        self._failed_openings = failed_openings
+        self._served: FakeServed | None = None
+
+    def open(self) -> Served:
+        self.num_openings += 1
+        if 1 < self.num_openings <= 1 + self._failed_openings:
+            raise RunError("no memory")
+        self._served = FakeServed(None)
+        return self._served.facts
+
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        self.num_calls += 1
+        if self._served is None:
+            raise WorkerLostError("not running")
+        if self.num_calls in self._losses or any(CRASH in request.tokens for request in requests):
+            self._served = None
+            raise WorkerLostError("ended by SIGSEGV")
+        self.asked += requests
+        return self._served.run(which, requests)
+
+    def call(self, which: str, name: str) -> Any:
+        return f"{self.name} {name}"
+
+    def stop(self) -> None:
+        self._served = None
+
+
+def requests_of(count: int, crashing: Sequence[int] = ()) -> list[Request]:
+    return [
+        Request((1, 2, CRASH if number in crashing else 3 + number % 20, number % 7, 5), 2) for number in range(count)
+    ]
+
+
+def run(crew: Crew, chunks: Sequence[Sequence[Request]]) -> dict[int, Sequence[Result | Lost]]:
+    found: dict[int, Sequence[Result | Lost]] = {}
+    crew.run(OWN, chunks, lambda number, results: found.setdefault(number, results))
+    return found
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    losses=st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=1, max_size=4),
+)
+def test_results_are_those_of_the_requests_whichever_workers_are_lost(
+    sizes: list[int], losses: list[list[int]]
+) -> None:
+    requests = requests_of(sum(sizes))
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    chunks = [requests[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    workers = [FakeWorker(f"worker {number}", lost) for number, lost in enumerate(losses)]
+    found = run(Crew(workers), chunks)
+    assert sorted(found) == list(range(len(chunks)))
+    for number, chunk in enumerate(chunks):
+        for request, result in zip(chunk, found[number], strict=True):
+            if isinstance(result, Result):
+                assert_equal(result, oracle(request))
+            else:
+                assert len(losses) > 0
+    asked = sum(len(worker.asked) for worker in workers)
+    lost = sum(isinstance(result, Lost) for results in found.values() for result in results)
+    assert asked + lost == len(requests)
+
+
+@given(count=st.integers(1, 40), crashing=st.sets(st.integers(0, 39), max_size=3), num_workers=st.integers(1, 3))
+def test_requests_that_crash_are_named_and_all_others_answered(
+    count: int, crashing: set[int], num_workers: int
+) -> None:
+    requests = requests_of(count, sorted(crashing))
+    workers = [FakeWorker(f"worker {number}") for number in range(num_workers)]
+    crew = Crew(workers)
+    results = run(crew, [requests])[0]
+    named = {number for number, result in enumerate(results) if isinstance(result, Lost)}
+    assert named == {number for number in crashing if number < count}
+    assert crew.num_lost <= 2 + 12 * len(named)
+    asked = Counter(request for worker in workers for request in worker.asked)
+    assert sum(asked.values()) == count - len(named)
+    for number in named:
+        assert results[number] == Lost("each worker that ran it ended by SIGSEGV")
+
+
+def test_the_largest_chunk_comes_first_and_counters_outlive_workers() -> None:
+    chunks = [requests_of(2), requests_of(9), requests_of(4)]
+    worker = FakeWorker("worker", losses=[2])
+    crew = Crew([worker])
+    order: list[int] = []
+    crew.run(OWN, chunks, lambda number, results: order.append(number))
+    assert order == [1, 0, 2]  # the middle one was lost once, and came again behind the others
+    assert crew.counters.requests == 15
+    assert worker.num_openings == 2
+
+
+def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
+    crew = Crew([FakeWorker("one"), FakeWorker("two")])
+    with pytest.raises(TaskError, match="no such luck"):
+        run(crew, [requests_of(3), [Request((1, FAIL, 2), 1)]])
+    assert len(run(crew, [requests_of(3)])[0]) == 3
+
+
+def test_an_error_of_the_caller_ends_the_call() -> None:
+    crew = Crew([FakeWorker("one")])
+
+    def refuse(number: int, results: Sequence[Result | Lost]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(OWN, [requests_of(3), requests_of(2)], refuse)
+    assert "one" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -> None:
+    broken = [FakeWorker(name, losses=[1], failed_openings=MAX_OPENINGS) for name in ("one", "two")]
+    found = run(Crew([broken[0], FakeWorker("good")]), [requests_of(3), requests_of(4), requests_of(5)])
+    assert [len(found[number]) for number in range(3)] == [3, 4, 5]
+    with pytest.raises(RunError, match="cannot be started again: no memory"):
+        run(Crew([FakeWorker("one", losses=[1], failed_openings=9)]), [requests_of(3)])
+
+
+def test_pool_answers_requests_in_their_order_and_streams() -> None:
+    pool = WorkerPool(Crew([FakeWorker("one"), FakeWorker("two")]))
+    requests = requests_of(50)
+    found: dict[int, Result] = {}
+    pool.run(requests, found.__setitem__)
+    for number, request in enumerate(requests):
+        assert_equal(found[number], oracle(request))
+    items = [(str(number), request) for number, request in enumerate(requests)]
+    streamed = dict(pool.run_continuous(iter([*items[:7], None, *items[7:]])))
+    assert streamed == {str(number): result for number, result in found.items()}
+    assert pool.describe()["workers"] == {"names": ["one", "two"], "lost": 0}
+    pool.close()
+
+
+def test_watchdog_waits_for_twenty_times_the_longest_pause() -> None:
+    dog = Watchdog(least_s=10)
+    dog.begin(0)
+    assert not dog.is_hung(9, None)
+    assert dog.is_hung(11, None)
+    assert [dog.is_hung(now, steps) for now, steps in ((12, 1), (14, 2), (22, 2), (53, None))] == [False] * 4
+    assert dog.is_hung(55, 2)
+    dog.begin(100)
+    assert not dog.is_hung(130, 2)

@@ -1,0 +1,123 @@
+"""A worker in a process: crashes, kills and hangs are told apart, and it never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import olive_ext
+from olive_ext.engine.requests import Request, Result
+from olive_ext.errors import LostRequestsError, TaskError
+from olive_ext.session.executor import Lost
+from olive_ext.session.workers.crew import Crew
+from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.served_model import OWN, Job
+from olive_ext.session.workers.worker import WorkerLostError
+from olive_ext.text.requests import GenerationRequest
+from tests.engine.fake_runner import oracle
+from tests.exports import genai_export
+from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW
+
+GOOD = Request((1, 2, 3, 4), 2)
+
+
+@pytest.fixture
+def worker() -> Iterator[ProcessWorker]:
+    made = ProcessWorker(Job({}), hang_s=3, child=CHILD)
+    made.open()
+    yield made
+    made.stop()
+
+
+def token(number: int) -> Request:
+    return replace(GOOD, tokens=(1, number, 3, 4))
+
+
+def test_chunks_are_run_and_errors_come_back_by_their_names(worker: ProcessWorker) -> None:
+    (result,) = worker.run(OWN, [GOOD]).results
+    assert isinstance(result, Result)
+    assert result.logprobs == pytest.approx(oracle(GOOD).logprobs)
+    with pytest.raises(TaskError, match=r"^no such luck$"):
+        worker.run(OWN, [token(FAIL)])
+    pid = worker.pid
+    assert worker.call(OWN, "anything") == pid
+    worker.stop()
+    assert not psutil.pid_exists(pid or 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [(CRASH, "ended by SIGSEGV"), (HANG, "ended because it hung")], ids=["crash", "hang"]
+)
+def test_a_lost_worker_says_how(worker: ProcessWorker, tokens: int, reason: str) -> None:
+    with pytest.raises(WorkerLostError, match=reason):
+        worker.run(OWN, [token(tokens)])
+    worker.open()
+    assert worker.run(OWN, [GOOD]).results
+
+
+def test_a_killed_worker_costs_the_chunk_in_flight_only(worker: ProcessWorker) -> None:
+    worker.stop()
+    crew = Crew([worker])
+    assert worker.pid is not None
+    threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL)).start()
+    found: dict[int, Any] = {}
+    crew.run(OWN, [[token(SLOW)], [GOOD, token(CRASH)]], found.__setitem__)
+    assert [type(result) for result in found[0] + found[1]] == [Result, Result, Lost]
+    assert found[1][1] == Lost("each worker that ran it ended by SIGSEGV")
+    crew.stop()
+
+
+@pytest.mark.parametrize("doing", [SLOW, None], ids=["busy", "idle"])
+def test_a_worker_ends_with_its_parent(doing: int | None, tmp_path: Path) -> None:
+    run = f"worker.run('own', [Request((1, {doing}, 3), 1)])" if doing else "time.sleep(60)"
+    program = f"""
+import time
+from pathlib import Path
+from olive_ext.engine.requests import Request
+from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.served_model import Job
+from tests.session.workers.fake_model import CHILD
+worker = ProcessWorker(Job({{}}), child=CHILD)
+worker.open()
+Path({str(tmp_path / "pid")!r}).write_text(str(worker.pid))
+{run}
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    psutil.wait_procs(
+        [psutil.Process(pid) for pid in [int((tmp_path / "pid").read_text())] if psutil.pid_exists(pid)], 5
+    )
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: Path) -> None:
+    path = genai_export("llama")
+    pairs = [([7 + number % 9, *range(10, 60 + number)], [5 + number, 6]) for number in range(30)]
+    prompts = [GenerationRequest(context, 8, stop="e", temperature=0.5, seed=3) for context, _ in pairs]
+    found = []
+    for isolation in ("none", "process"):
+        with olive_ext.open(path, engine={"num_threads": 1}, isolation=isolation, deterministic=True) as session:
+            session.keep_answers(tmp_path / isolation)
+            found.append((session.loglikelihood(pairs), session.generate(prompts)))
+            assert [key for key, _ in session.generate_continuous([("a", prompts[0])])] == ["a"]
+            assert session.counters.requests == 61
+    assert found[0] == found[1]
+
+
+def test_lost_requests_are_raised_behind_all_others() -> None:
+    error = LostRequestsError({3: "each worker that ran it hung", 5: "so did this"})
+    assert str(error) == "request 3 has no answer, and 1 more: each worker that ran it hung"

@@ -1,0 +1,157 @@
+"""Ray's workers: the same bytes for any number of them, and nothing lost with a worker, a node or the driver.
+
+Needs the extra `[ray]`; the driver is a process of its own, so that Ray's threads end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import olive_ext
+from olive_ext.errors import ConfigError
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest
+from tests.exports import genai_export
+
+pytestmark = pytest.mark.other_env
+ray = pytest.importorskip("ray")
+
+PAIRS = [
+    ([20 + number % 9] * 30 + [7 + number % 11, *range(10, 40 + number % 90)], [5 + number % 50, 6])
+    for number in range(400)
+]
+PROMPTS = [GenerationRequest(context, 8, stop="e", temperature=0.5, seed=3) for context, _ in PAIRS[:150]]
+
+
+def open_tiny(**given: Any) -> Session:
+    return olive_ext.open(genai_export("llama"), engine={"num_threads": 1, "num_slots": 4}, deterministic=True, **given)
+
+
+def answers(session: Session) -> tuple[list[Any], list[Any]]:
+    return session.loglikelihood(PAIRS), session.generate(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """The answers of an engine in this process."""
+    with open_tiny() as session:
+        session.keep_answers(tmp_path_factory.mktemp("journal") / "answers")
+        return answers(session)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local() -> Iterator[None]:
+    """One Ray for all tests on this machine: starting it takes seconds."""
+    ray.init(address="local", num_cpus=8, object_store_memory=128 << 20, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_bytes_are_the_same_for_any_number_of_workers(count: int, expected: Any) -> None:
+    with open_tiny(workers=count) as session:
+        assert answers(session) == expected
+        counters = session.counters
+        assert counters.tokens_fed - counters.tokens_generated <= 1.05 * counters.tokens_distinct
+        assert len(session.describe_execution()["workers"]["names"]) == count
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of our actors."""
+    found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
+    return [process for process in found if "ray::_Actor" in process.info["cmdline"][0]]
+
+
+def test_killed_workers_cost_their_chunks_only(expected: Any) -> None:
+    with open_tiny(workers=2) as session:
+        timer = threading.Timer(0.3, lambda: [process.kill() for process in actors()[:1]])
+        timer.start()
+        assert answers(session) == expected
+        timer.join()
+        assert session.describe_execution()["workers"]["lost"] == 1
+
+
+def test_an_address_without_a_cluster_is_named() -> None:
+    program = "import olive_ext, sys; olive_ext.open(sys.argv[1], workers={'count': 2, 'address': '127.0.0.1:1'})"
+    command = [sys.executable, "-c", program, str(genai_export("llama"))]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "ConfigError: 'workers.address' = '127.0.0.1:1': no Ray cluster can be joined" in found.stderr
+
+
+def test_workers_without_room_are_refused_in_time() -> None:
+    with pytest.raises(Exception, match=r"worker \d did not come up within 3 s: the cluster has") as caught:
+        open_tiny(workers={"count": 1, "resources": {"moon": 1}, "start_timeout": 3})
+    assert not isinstance(caught.value, ConfigError)
+
+
+DRIVER = """
+import json, sys
+from tests.session.workers.test_ray_worker import answers, open_tiny
+given = json.loads(sys.argv[1])
+with open_tiny(**given) as session:
+    session.keep_answers(sys.argv[2])
+    print("open", flush=True)
+    found = answers(session)
+    print("done", session.journal.num_known, hash(tuple(found[0])), flush=True)
+"""
+
+
+def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Path) -> None:
+    before = {process.pid for process in actors()}
+    given = json.dumps({"workers": 2})
+    command = [sys.executable, "-c", DRIVER, given, str(tmp_path / "answers")]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RAY_ADDRESS": ""})
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "open\n"
+    (journal,) = tmp_path.glob("answers_*.jsonl")
+    size = journal.stat().st_size
+    while journal.stat().st_size == size:
+        time.sleep(0.01)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 60
+    while {process.pid for process in actors()} - before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert {process.pid for process in actors()} <= before
+    with open_tiny(workers=2) as session:
+        session.keep_answers(tmp_path / "answers")
+        assert answers(session) == expected
+        assert session.journal is not None
+        assert session.journal.num_known > 0
+        assert session.counters.requests <= len(set(map(repr, PAIRS))) + len(PROMPTS) - session.journal.num_known
+
+
+def test_a_node_that_leaves_costs_its_chunks_only(expected: Any) -> None:
+    """A cluster of two raylets on this machine."""
+    program = """
+import json, threading
+from ray.cluster_utils import Cluster
+from tests.session.workers.test_ray_worker import answers, open_tiny
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+second = cluster.add_node(num_cpus=1)
+with open_tiny(workers={"count": 2, "address": cluster.address}) as session:
+    timer = threading.Timer(0.3, cluster.remove_node, (second,))
+    timer.start()
+    threading.Timer(8, lambda: cluster.add_node(num_cpus=1)).start()
+    scores, texts = answers(session)
+    lost = session.describe_execution()["workers"]["lost"]
+print(json.dumps([lost, [output.logprob for output in scores], [output.text for output in texts]]))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    lost, scores, texts = json.loads(found.stdout.splitlines()[-1])
+    assert lost >= 1
+    assert scores == [output.logprob for output in expected[0]]
+    assert texts == [output.text for output in expected[1]]
