@@ -237,7 +237,6 @@ def _add_decisions(model: ResolvedModel, section: Section) -> None:
         if decision.name not in _ELSEWHERE:
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
-
     add_placement(model, section.add)
 
 
@@ -270,10 +269,10 @@ def _first_layer(model: ResolvedModel) -> str:
     from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
     from olive_ext.text.tokenizer import load_tokenizer
 
-    trusted = model.settings.trust_remote_code
-    tokens = load_tokenizer(model.files.tokenizer, trust_remote_code=trusted).encode("".join(PAIRS[0]))
+    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
-        return first_non_finite(model, tokens) or "no node's output shows it for the first of the texts"
+        found = first_non_finite(model, tokenizer.encode("".join(PAIRS[0])))
+        return found or "no node's output shows it"
     except OliveExtError as error:
         return str(error)
 
