@@ -145,6 +145,26 @@ def test_roofline_counts_weights_once_a_step_and_operations_for_each_token(
 
 
 @pytest.mark.slow
+def test_keys_and_values_take_three_ways_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import kv_cache
+
+    package = genai_export("llama", None)
+    session = kv_cache.ort.InferenceSession(str(package / "model.onnx"), providers=["CPUExecutionProvider"])
+    kv_cache.HEAD_SIZE[0] = json.loads((package / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
+    for rows, reorders in kv_cache.ROWS.values():
+        loops = [kind(session, "cpu", rows, 5, 24) for kind in kv_cache.LOOPS.values()]
+        for loop in loops:
+            loop.tokens = np.arange(7, 7 + rows)[:, None]
+            for _ in range(8):
+                loop.step(reorders)
+        tokens = [loop.tokens.ravel().tolist() for loop in loops]
+        assert tokens[0] == tokens[1] == tokens[2]
+        through_host, returned, in_place = (loop.bytes_crossed for loop in loops)
+        assert returned == in_place < through_host
+
+
+@pytest.mark.slow
 def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import comparison_cost as script
