@@ -18,7 +18,6 @@ from olive_ext.backends.lm_eval_patches import (
     compiled_templates,
     environment_read_once,
     quiet_bars,
-    sandboxed_templates,
 )
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
@@ -47,7 +46,6 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
-        sandboxed_templates(),
         compiled_templates(),
         checked_documents(),
         environment_read_once(),
