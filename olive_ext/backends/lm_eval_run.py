@@ -39,10 +39,9 @@ def run_tasks(
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`, as lm-eval's command line reports it.
-
-    A model of lm-eval's own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting
-    cannot be evaluated, `RunError` where the machine fails.
+    chat template is applied with its SHA-256 as `chat_template_sha`. A model of lm-eval's own has its answers in
+    `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError` where the machine
+    fails.
     """
     with (
         named_failures("the evaluation stopped"),
