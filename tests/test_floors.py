@@ -48,7 +48,7 @@ FLOORS = {
         ["inputs", "placement"],
         ["encoder_shapes"],
         ["media_encoder"],
-        ["head", "capture", "companion_inputs"],
+        ["head", "capture", "companion_inputs", "embedding"],
         ["ort_runner", "first_non_finite"],
         ["packing"],
         ["opener"],

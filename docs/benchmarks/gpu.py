@@ -1,180 +1,102 @@
-"""Measures our backend and Hugging Face on a GPU, on requests in the shape of MMLU-Pro: one command, no network.
+"""The first ten minutes on a GPU: one command for a bare machine, no network.
 
-    python docs/benchmarks/gpu.py OUT
+    python docs/benchmarks/gpu.py OUT --models DIR
 
-Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the task (N questions of ~150 tokens behind
-5 fixed shots of ~700 tokens together, 10 one-token answers each), and runs both in the same rounds. A few questions
-are profiled: OUT/*/host_device_copies.json lists the copies between host and device, and a large one ends this with 1.
-Gemma 4 needs --packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
+Eight parts, the most telling first, each in a process of its own, because an error of CUDA poisons its process. OUT has
+a JSON file for each part as soon as it ends, also where it failed or ran out of its time, and parts.md with a line for
+each.
+
+DIR has packages: `tiny-fp16` and `tiny-int4`, `llama-3.2-1b/fp16` and `/int4`, `gemma-4-e2b/fp16` with `hf/` beside it
+(make_models.py). Weights of a package that came without them (`hollow.py`) are made on the machine. A part whose
+package is missing says so. `--device cpu` tries everything out; the CUDA stub does, with numbers that mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import bench, run_script, table
-
-LETTERS = "ABCDEFGHIJ"
-VOCABULARY = (
-    "the a of to in is that for as with on by from at which when where if then than each every most other another "
-    "value number energy force field system state law rate market price cost demand court contract cell protein acid "
-    "bond reaction pressure temperature volume mass charge current theory culture mind memory child society history "
-    "state war king trade function matrix vector graph proof set group ring limit series network memory process engine "
-    "following statement correct given assume find determine calculate increases decreases equal greater less between"
-)
-LOADER = """import datasets
-from pathlib import Path
+from common import ROOT
 
 
-def load(**_):
-    rows = str(Path(__file__).parent / "questions.jsonl")
-    return {"test": datasets.load_dataset("json", data_files=rows)["train"]}
-"""
-TASK = """task: mmlu_pro_shape
-custom_dataset: !function local.load
-test_split: test
-output_type: multiple_choice
-description: {shots}
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: [A, B, C, D, E, F, G, H, I, J]
-doc_to_target: answer
-metric_list:
-  - metric: acc
-metadata:
-  version: 1
-"""
+@dataclass(frozen=True)
+class Part:
+    """A function of `gpu_parts` or `gpu_engine_parts`, the seconds that it may take, and its environment."""
+
+    function: str
+    seconds: int
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Writer:
-    """Questions of a given number of tokens, the same for the same seed and tokenizer."""
-
-    def __init__(self, tokenizer: Any, seed: int = 7) -> None:
-        self._tokenizer = tokenizer
-        self._words = VOCABULARY.split()
-        self._draw = random.Random(seed)
-
-    def question(self, tokens: int) -> str:
-        """A question with ten options, up to the word "Answer:"."""
-        options = "".join(f"{letter}. {' '.join(self._draw.choices(self._words, k=3))}\n" for letter in LETTERS)
-        words: list[str] = []
-        while self._length(text := f"Question: {' '.join(words)}?\n{options}Answer:") < tokens:
-            words += self._draw.choices(self._words, k=max(1, (tokens - self._length(text)) // 2))
-        return text
-
-    def shots(self, number: int, tokens: int) -> str:
-        """Questions with their answers, `tokens` of them together."""
-        made = (f"{self.question(tokens // number - 3)} {self._draw.choice(LETTERS)}\n\n" for _ in range(number))
-        return "".join(made)
-
-    def _length(self, text: str) -> int:
-        return len(self._tokenizer.encode(text))
+PARTS = {
+    "1-load": Part("load", 30),
+    "2-attention": Part("attention", 45),
+    "2-attention-without-cudnn": Part("attention", 35, {"ORT_ENABLE_CUDNN_FLASH_ATTENTION": "0"}),
+    "2-attention-without-efficient": Part("attention", 35, {"ORT_DISABLE_MEMORY_EFFICIENT_ATTENTION": "1"}),
+    "3-new-lengths": Part("new_lengths", 25),
+    "4-packed": Part("packed", 40),
+    "5-engine-fp16": Part("engine_fp16", 40),
+    "5-engine-int4": Part("engine_int4", 40),
+    "6-llama": Part("llama", 110),
+    "7-gemma": Part("gemma", 130),
+    "8-int4": Part("int4", 60),
+}
+"""Less than ten minutes together."""
 
 
-def write_task(folder: Path, tokenizer: Any, questions: int) -> None:
-    """The task `mmlu_pro_shape` in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = Writer(tokenizer)
-    shots = writer.shots(5, 700)
-    rows = ({"question": writer.question(150), "answer": number % len(LETTERS)} for number in range(questions))
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "questions.jsonl").write_text(text, encoding="utf-8")
-    (folder / "shots.txt").write_text(shots, encoding="utf-8")
-    (folder / "local.py").write_text(LOADER, encoding="utf-8")
-    (folder / "mmlu_pro_shape.yaml").write_text(TASK.format(shots=json.dumps(shots)), encoding="utf-8")
+def run_part(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """What the part found, or `error`; `seconds` in any case."""
+    part, file = PARTS[name], given.out / f"{name}.json"
+    script = Path(__file__).with_name("gpu_parts.py")
+    command = [sys.executable, str(script), part.function, str(file), str(given.models), given.device]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, **part.environment, "PYTHONPATH": path}
+    file.unlink(missing_ok=True)
+    begin = time.perf_counter()
+    try:
+        limit = part.seconds * given.patience
+        done = subprocess.run(
+            command, env=environment, timeout=limit, capture_output=True, text=True, errors="replace", check=False
+        )
+        found = json.loads(file.read_text()) if file.exists() else {}
+        if done.returncode:
+            found["error"] = f"status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
+    except subprocess.TimeoutExpired:
+        found = json.loads(file.read_text()) if file.exists() else {}
+        found["error"] = f"stopped behind {limit:g} s"
+    found["seconds"] = round(time.perf_counter() - begin, 1)
+    file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return found
 
 
-def make_models(given: argparse.Namespace, shape: str) -> Path:
-    """The folder with hf and the precisions."""
-    folder = given.out / shape
-    script = Path(__file__).parent / "make_models.py"
-    command = [sys.executable, str(script), str(folder), "--shape", shape, "--precision", given.precisions]
-    command += ["--device", given.device]
-    command += ["--packages", str(given.packages)] if given.packages else []
-    command += ["--tokenizer", given.tokenizer] if given.tokenizer else []
-    subprocess.run(command, check=True)
-    return folder
-
-
-def shared_options(given: argparse.Namespace, tasks: Path) -> Iterator[object]:
-    """Of `olive-ext bench`, whatever it is compared with."""
-    yield from ("--tasks", "mmlu_pro_shape", "--include-path", tasks, "--num-fewshot", 0, "--max-length", 2048)
-    yield from ("--provider", given.device, "--device", "cuda:0" if given.device == "cuda" else given.device)
-
-
-def speed_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
-    """All questions, against Hugging Face."""
-    yield from ("--limit", given.questions, "--rounds", given.rounds, "--warmup", 64)
-    yield from ("--hf", models / "hf", "--peers", "hf", "--batch-sizes", given.batch_sizes)
-    yield from ("--probe", max(1, given.questions // 20))
-
-
-def whole_options(given: argparse.Namespace) -> Iterator[object]:
-    """As many questions as the real benchmark has, ours alone: Hugging Face would take ten minutes a round."""
-    yield from ("--limit", given.whole, "--rounds", 1, "--warmup", 64, "--peers", "")
-
-
-def answer_options(given: argparse.Namespace) -> Iterator[object]:
-    """A few questions against a plain session on the same file, the reference for int4 answers."""
-    yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
-
-
-def profile_copies(given: argparse.Namespace, model: Path, tasks: Path, out: Path) -> bool:
-    """Profiles a few questions; whether no large tensor was copied between host and device. Launches wait for their
-    kernels, so that the times by operator are the device's."""
-    out.mkdir(parents=True, exist_ok=True)
-    rows = (tasks / "questions.jsonl").read_text(encoding="utf-8").splitlines()[: given.checked]
-    contexts = [(tasks / "shots.txt").read_text(encoding="utf-8") + json.loads(row)["question"] for row in rows]
-    (out / "contexts.json").write_text(json.dumps(contexts), encoding="utf-8")
-    words = [model, out, "--contexts", out / "contexts.json", "--provider", given.device]
-    return run_script("host_device_copies.py", words, CUDA_LAUNCH_BLOCKING="1") == 0
+def line(name: str, found: Mapping[str, Any]) -> str:
+    """A row of parts.md."""
+    facts = {key: value for key, value in found.items() if key != "seconds" and not isinstance(value, list)}
+    return f"| {name} | {found['seconds']} | {json.dumps(facts)} |"
 
 
 def main() -> None:
-    """Runs every shape and precision and writes OUT/table.md after each."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("out", metavar="OUT", type=Path)
+    parser.add_argument("--models", metavar="DIR", type=Path, default=Path("models"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shapes", metavar="A,B", default="llama-3.2-1b,gemma-4-e2b")
-    parser.add_argument("--precisions", metavar="A,B", default="fp16,int4")
-    parser.add_argument("--questions", metavar="N", type=int, default=1200, help="questions to compare speed on")
-    parser.add_argument("--whole", metavar="N", type=int, default=12000, help="questions for ours alone; 0 for none")
-    parser.add_argument("--checked", metavar="N", type=int, default=5, help="questions to check answers on")
-    parser.add_argument("--batch-sizes", metavar="A,B", default="16,64,128")
-    parser.add_argument("--rounds", metavar="N", type=int, default=3)
-    parser.add_argument("--packages", metavar="DIR", type=Path)
-    parser.add_argument("--tokenizer", metavar="DIR|NAME")
+    parser.add_argument("--parts", metavar="A,B", default=",".join(PARTS))
+    parser.add_argument("--patience", metavar="FACTOR", type=float, default=1.0, help="of every part's time")
     given = parser.parse_args()
-    found, goals, copying = {}, {}, []
-    for shape in given.shapes.split(","):
-        models = make_models(given, shape)
-        from transformers import AutoTokenizer
-
-        tasks = given.out / shape / "task"
-        write_task(tasks, AutoTokenizer.from_pretrained(models / "hf"), max(given.questions, given.whole))
-        for precision in given.precisions.split(","):
-            name = f"{shape}-{precision}"
-            goals[name] = {"hf": 4.0}
-            shared, model = [*shared_options(given, tasks)], models / precision
-            found[name] = bench(model, given.out / name, [*shared, *speed_options(given, models)])
-            if given.whole:
-                whole = f"{name}-whole"
-                found[whole] = bench(model, given.out / whole, [*shared, *whole_options(given)])
-            check = f"{name}-answers"
-            found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
-            if not profile_copies(given, model, tasks, given.out / name):
-                copying.append(name)
-            text = table(found, goals)
-            (given.out / "table.md").write_text(text, encoding="utf-8")
-    print(text)
-    if copying:
-        sys.exit(f"something large crosses between host and device (host_device_copies.json): {', '.join(copying)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    lines = ["| part | seconds | found |", "|---|--:|---|"]
+    for name in given.parts.split(","):
+        lines.append(line(name, run_part(name, given)))
+        print(lines[-1], flush=True)
+        (given.out / "parts.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

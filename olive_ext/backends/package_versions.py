@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from olive_ext import __version__
@@ -12,7 +13,12 @@ _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval",
 
 
 def versions() -> dict[str, str]:
-    """Distribution name to version, for those that are installed."""
+    """Distribution name to version, for those that are installed. Read once a process: each reads a file."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     found = {}
     for name in (*RUNTIMES, *_OTHERS):
         with suppress(PackageNotFoundError):

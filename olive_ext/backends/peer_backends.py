@@ -14,7 +14,10 @@ from typing import Any
 from lm_eval.api.model import LM
 
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
+from olive_ext.model import resolve
+from olive_ext.text.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,26 @@ def open_backend(name: str, opening: Opening) -> LM:
     if name in ("onnxruntime", "onnxruntime-genai"):
         return _open_onnx(name, opening)
     return _open_hf(opening) if name == "hf" else _open_ours(opening)
+
+
+def feed_our_tokens(lm: Any, opening: Opening) -> None:
+    """Has a peer encode texts as our backend does. By themselves lm-eval's ONNX backends and Olive's leave out the BOS
+    token that a tokenizer adds, and hf scores it as text in rolling log-likelihoods."""
+    place = resolve(ModelSettings(model=opening.model, kind="onnx")).files.tokenizer
+    tokenizer = load_tokenizer(place, add_bos_token=opening.add_bos_token)
+    ask_rolling, is_rolling = lm.loglikelihood_rolling, [False]
+
+    def tok_encode(string: str, *_: Any, add_special_tokens: bool | None = None, **__: Any) -> list[int]:
+        return tokenizer.encode(string, False if is_rolling[0] else add_special_tokens)
+
+    def loglikelihood_rolling(*arguments: Any, **options: Any) -> Any:
+        is_rolling[0] = True
+        try:
+            return ask_rolling(*arguments, **options)
+        finally:
+            is_rolling[0] = False
+
+    lm.tok_encode, lm.loglikelihood_rolling = tok_encode, loglikelihood_rolling
 
 
 def _open_ours(opening: Opening) -> LM:

@@ -31,21 +31,21 @@ def progress_bar(
     """
     is_hidden = is_disabled or shown.get() is False
     before, begin = num_tokens(), now()
-    done, last = 0, begin
+    done, first, last = 0, (0, begin), begin
     with tqdm(total=total, desc=doing, disable=True if is_hidden else None) as bar:
         has_lines = bar.disable and not is_hidden and shown.get() is True
 
         def advance(count: int) -> None:
-            nonlocal done, last
-            done += count
-            spent = max(now() - begin, 1e-9)
-            speed = f"{(num_tokens() - before) / spent:.0f} tokens/s"
+            nonlocal done, first, last
+            at, done = now(), done + count
+            first = first if first[0] else (done, at)  # what precedes the first result does not come again
+            speed = f"{(num_tokens() - before) / max(at - begin, 1e-9):.0f} tokens/s"
             if not bar.disable:
                 bar.set_postfix_str(speed, refresh=False)
             bar.update(count)
-            if has_lines and done and begin + spent - last >= LINE_SECONDS:
-                last = begin + spent
-                left = tqdm.format_interval(spent / done * (total - done))
+            if has_lines and at - last >= LINE_SECONDS and done > first[0]:
+                last = at
+                left = tqdm.format_interval((at - first[1]) / (done - first[0]) * (total - done))
                 sys.stderr.write(f"olive-ext: {doing}: {done} of {total} requests, {speed}, {left} left\n")
                 sys.stderr.flush()
 

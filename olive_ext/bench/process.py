@@ -91,7 +91,7 @@ def _why(status: int | None, timeout: float | None, log: Path) -> str:
     if status is None:
         return f"stopped after {timeout:.0f} s"
     if status < 0:
-        hint = ", perhaps for want of memory" if status == -signal.SIGKILL else ""
+        hint = ", perhaps for want of memory" if status == -getattr(signal, "SIGKILL", 0) else ""
         return f"ended by {signal.Signals(-status).name}{hint}"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"ended with {status}{': ' + lines[-1][:200] if lines else ''}"

@@ -56,7 +56,7 @@ def facts(summary: Summary) -> list[str]:
     if summary.host_bytes is not None:
         lines.append(f"{summary.host_bytes:.0f} bytes of each request crossed from the device to the host")
     if summary.reference is not None:
-        lines.append(f"answers are compared with those of {summary.reference}")
+        lines.append(f"answers are compared with those of {summary.reference}; all backends were given the same tokens")
     lines += [f"{row.backend} failed: {row.error}" for row in summary.rows if row.error]
     return lines
 

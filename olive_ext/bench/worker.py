@@ -98,15 +98,19 @@ def _memory(stage: str, readers: Mapping[str, Callable[[], int]]) -> dict[str, i
 
 
 def open_lm(job: Job) -> Any:
-    """The backend that the job names."""
-    from olive_ext.backends.peer_backends import Opening, open_backend
+    """The backend that the job names; a peer is given the tokens that ours would have."""
+    from olive_ext.backends.peer_backends import Opening, feed_our_tokens, open_backend
 
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
         from olive_ext.workflow.olive_backends import open_olive
 
-        return open_olive(job.backend, opening, Path(job.staging))
-    return open_backend(job.backend, opening)
+        lm = open_olive(job.backend, opening, Path(job.staging))
+    else:
+        lm = open_backend(job.backend, opening)
+    if job.backend != OURS:
+        feed_our_tokens(lm, opening)
+    return lm
 
 
 def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
@@ -134,7 +138,7 @@ def inputs_of(lm: Any, asked: Sequence[Any], generated: float) -> Iterator[tuple
     made = round(generated / max(1, sum(one.kind == "generate_until" for one in asked)))
     pairs = [one for one in asked if one.kind == "loglikelihood"]
     for start in range(0, len(pairs), SLICE):
-        for _, context, target in lm._encode(pairs[start : start + SLICE]):
+        for _, context, target, *_ in lm._encode(pairs[start : start + SLICE]):
             yield from _windows(context, target, lm.max_length)
     for number, one in enumerate(asked):
         if one.kind == "generate_until":

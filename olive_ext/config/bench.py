@@ -82,8 +82,8 @@ class BenchConfig(Strict):
     """Longest context in tokens, of every backend. None takes the model's own."""
 
     add_bos_token: bool | None = None
-    """Whether our backend and hf put a BOS token in front of texts. None leaves it to the tokenizer. lm-eval's ONNX
-    backends and olive-ort never do, so that false gives all the same tokens."""
+    """Whether texts get a BOS token in front. None leaves it to the tokenizer. All backends are given the same tokens,
+    also those that would leave BOS out by themselves (lm-eval's ONNX backends, olive-ort)."""
 
     reference: Peer | None = None
     """Backend whose answers are compared with. None takes the first that answered of onnxruntime, olive-ort,

@@ -49,8 +49,9 @@ class EngineConfig(Strict):
     many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
-    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device; on
-    the CPU 256 for a prompt, and for texts that are scored what has been measured to cost least on the opened model."""
+    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device; on the CPU, and
+    where steps have few shapes, 256 for a prompt, and for texts that are scored what has been measured to cost least on
+    the opened model."""
 
     scoring: Annotated[Literal["auto", "branches", "packed", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common

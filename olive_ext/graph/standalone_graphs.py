@@ -79,7 +79,7 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
 
 
 FEATURES = "y"
-"""The output of `cut_graph` and `join_graph`."""
+"""The output of `cut_graph`, `join_graph` and `fold_graph`."""
 
 
 def cut_graph(elem_type: int) -> bytes:
@@ -103,6 +103,19 @@ def join_graph(elem_type: int) -> bytes:
     inputs = [_value(name, elem_type, [f"N{name}", "H"]) for name in "ab"]
     nodes = [helper.make_node("Concat", ["a", "b"], [FEATURES], axis=0)]
     return _serialized(helper.make_graph(nodes, "join", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
+
+
+def fold_graph(elem_type: int) -> bytes:
+    """`y` [B,S,H] = `x` [1,N,H], whose N tokens are `rows`[1] rows one behind the other."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["width"], start=-1),
+        helper.make_node("Concat", ["rows", "rest", "width"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], [FEATURES]),
+    ]
+    inputs = [_value("x", elem_type, [1, "N", "H"]), _value("rows", TensorProto.INT64, [1])]
+    rest = helper.make_tensor("rest", TensorProto.INT64, [1], [-1])
+    outputs = [_value(FEATURES, elem_type, ["B", "S", "H"])]
+    return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, [rest]))
 
 
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:

@@ -12,7 +12,6 @@ from typing import Any
 
 from olive_ext import __version__
 from olive_ext.check import mistakes, read_recipe
-from olive_ext.config import WorkflowSettings
 from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.jobs.azureml_check import faults
 from olive_ext.jobs.portable_recipe import OUT, PortableRecipe, portable
@@ -56,14 +55,12 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
         raise ConfigError("; ".join(found))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"'--output' = '{output}': is there already; give a folder that is new or empty")
-    if num_nodes > 1 and "workers" not in WorkflowSettings.model_fields:
-        raise ConfigError(f"'--nodes' = {num_nodes}: this version evaluates on one node")
     made = portable(written, num_nodes)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         folder = Path(scratch, output.name)
         job = _job(_name(recipe), made, compute, num_nodes, output.absolute())
-        _write(folder, made, job, _extras(written))
+        _write(folder, made, job, _extras(written, num_nodes))
         if output.is_dir():
             output.rmdir()
         folder.replace(output)
@@ -130,6 +127,7 @@ def _name(recipe: str | Path) -> str:
     return path.parent.name if path.stem == "recipe" else path.stem
 
 
-def _extras(recipe: Mapping[str, Any]) -> str:
-    """The extras of this package that the recipe needs, by its systems' providers."""
-    return f"{'gpu' if 'CUDAExecutionProvider' in json.dumps(recipe) else 'cpu'},azureml"
+def _extras(recipe: Mapping[str, Any], num_nodes: int) -> str:
+    """The extras of this package that the recipe needs, by its systems' providers, and the nodes."""
+    runtime = "gpu" if "CUDAExecutionProvider" in json.dumps(recipe) else "cpu"
+    return ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])

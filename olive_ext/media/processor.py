@@ -46,12 +46,19 @@ class MediaProcessor:
     def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
         self.spec = spec
         self._files = files
+        self.kept_bytes = KEPT_BYTES
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to prepare the pictures of items that are sent to it."""
-        return {"spec": self.spec, "_files": self._files, "_known": {}, "_kept": OrderedDict()}
+        return {
+            "spec": self.spec,
+            "_files": self._files,
+            "kept_bytes": self.kept_bytes,
+            "_known": {},
+            "_kept": OrderedDict(),
+        }
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
@@ -108,7 +115,7 @@ class MediaProcessor:
 
     def _keep(self, key: str, arrays: Arrays) -> Arrays:
         self._kept[key] = arrays
-        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > KEPT_BYTES:
+        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > self.kept_bytes:
             self._kept.popitem(last=False)
         return arrays
 

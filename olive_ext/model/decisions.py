@@ -110,15 +110,12 @@ def choose_num_slots(
     return min(most, fitting, cap or most), why + limited
 
 
-def choose_chunk_size(config: EngineConfig, device: str = "cpu") -> tuple[int, str]:
+def choose_chunk_size(config: EngineConfig, device: str = "cpu", *, has_any_shape: bool = True) -> tuple[int, str]:
     """The most tokens of a prompt's step, before the device and the graph are tried."""
     if config.chunk_size != "auto":
         return config.chunk_size, "engine.chunk_size"
-    if device != "cpu":
-        return (
-            DEVICE_CHUNK,
-            f"auto: the {device} device needs many tokens for its arithmetic to outweigh a step's launches",
-        )
+    if device != "cpu" and has_any_shape:  # else every length up to there is run beforehand
+        return DEVICE_CHUNK, f"auto: on the {device} device few tokens cost as much as the launches of their step"
     return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
 
 

@@ -150,6 +150,12 @@ class ResolvedModel:
         """Which steps are padded to shape buckets. Raises `ConfigError` where settings demand it in vain."""
         return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, is_compared=self.is_compared)
 
+    @property
+    def chunk_size(self) -> tuple[int, str]:
+        """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
+        has_any_shape = self.buckets.steps == "none"
+        return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
+
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
@@ -213,7 +219,7 @@ class ResolvedModel:
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
         yield Decision("num_slots", *decisions.choose_num_slots(self.settings, spec, self.device), "predicted")
-        size, why = decisions.choose_chunk_size(engine, self.device.kind)
+        size, why = self.chunk_size
         is_tried = not spec.is_kv_in_place and not spec.cross
         is_tried |= decisions.is_attention_at_risk(size, self.device, spec)
         yield Decision("chunk_size", size, why, _tried(is_tried))

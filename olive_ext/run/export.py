@@ -8,7 +8,6 @@ task.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from filelock import FileLock
 from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
+from olive_ext.records.cache_folder import cache_folder
 from olive_ext.session.opening import open_model
 
 BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
@@ -47,11 +47,6 @@ class Exported:
 
     model: ResolvedModel
     note: str
-
-
-def cache_folder(name: str) -> Path:
-    """The folder `name` of this package in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olive_ext" / name
 
 
 def exported(model: ResolvedModel, root: Path | None = None) -> Exported:

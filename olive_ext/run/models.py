@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.records.cache_folder import cache_folder
 from olive_ext.records.journal import Journal
 from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
-from olive_ext.run.export import Exported, cache_folder, exported
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.run.export import Exported
 
 logger = logging.getLogger("olive.olive_ext")
 
@@ -75,6 +76,8 @@ class Models:
             return model
         name = model.settings.model
         if name not in self._exports:
+            from olive_ext.run.export import exported
+
             with self.clock.phase("export"):
                 self._exports[name] = exported(model)
             logger.info("%s %s", name, self._exports[name].note)

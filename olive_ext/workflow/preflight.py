@@ -56,14 +56,12 @@ def refuse(engine: Any, input_model: Any) -> None:
     if problem and (evaluators or passes):
         raise ModelError(problem)
     if engine.target_config.type == SystemType.PythonEnvironment:
-        for name, _ in passes:
-            raise ConfigError(
-                f"'passes.{name}': {PASS_TYPE} cannot run in a PythonEnvironment system, whose process knows Olive's "
-                f"own passes only; use the evaluator {EVALUATOR_TYPE} or a LocalSystem"
-            )
+        for name, config in passes:
+            config.config = _with_named_reference(config.config or {}, parse(config.config or {}, f"passes.{name}"))
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            _name_reference(evaluator, where)
+            settings = WorkflowSettings.parse(evaluator.type_args, where)
+            evaluator.type_args = _with_named_reference(evaluator.type_args, settings)
 
 
 def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
@@ -74,11 +72,10 @@ def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[
     refuse_names(with_measurements(settings, declared), where, names_declared(declared))
 
 
-def _name_reference(evaluator: Any, where: str) -> None:
-    """Replaces "input_model" by the input model's path: the process that evaluates knows no workflow."""
-    settings = with_reference(WorkflowSettings.parse(evaluator.type_args, where))
-    if settings.reference is not None:
-        evaluator.type_args["reference"] = settings.reference.model_dump(exclude_unset=True)
+def _with_named_reference(values: dict[str, Any], settings: WorkflowSettings) -> dict[str, Any]:
+    """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
+    reference = with_reference(settings).reference
+    return values if reference is None else {**values, "reference": reference.model_dump(exclude_unset=True)}
 
 
 def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:

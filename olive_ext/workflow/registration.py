@@ -14,10 +14,12 @@ from olive.evaluator.metric_result import joint_metric_key
 from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
+from olive.systems.python_environment import PythonEnvironmentSystem
 
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.config.base import word
 from olive_ext.workflow.current_run import logger
+from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import run
@@ -60,6 +62,8 @@ def register() -> None:
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
+    wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
+    wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)
     if "model_config_data" in FootprintNode.model_fields:
         wrap_once(FootprintNode, "update", update_node)

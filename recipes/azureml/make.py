@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 from olive_ext.check import read_recipe
-from olive_ext.config import WorkflowSettings
 from olive_ext.jobs import make_azureml_job
 from olive_ext.jobs.portable_recipe import portable
 
@@ -29,8 +28,7 @@ def make(out: Path, compute: str, gpu_compute: str) -> None:
     """Writes the folders below `out`, which are new or empty."""
     recipe = QUICKSTART / "recipe.json"
     make_azureml_job(recipe, compute, out / "command")
-    if "workers" in WorkflowSettings.model_fields:
-        make_azureml_job(recipe, compute, out / "distributed", 2)
+    make_azureml_job(recipe, compute, out / "distributed", 2)
     with tempfile.TemporaryDirectory() as scratch:
         on_gpu = Path(scratch, "quickstart_gpu.json")
         text = recipe.read_text(encoding="utf-8")
@@ -60,6 +58,7 @@ def _pipeline_code(code: Path) -> None:
     recipe = portable(read_recipe(QUICKSTART / "recipe.json")).recipe
     for key in ("evaluators", "evaluator", "evaluate_input_model"):
         recipe.pop(key, None)
+    recipe["cache_dir"] = "cache"  # the output is what is registered
     _write(code / "quantize.json", recipe)
     shutil.copyfile(HERE / "gate.py", code / "gate.py")
 

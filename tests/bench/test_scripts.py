@@ -11,11 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import BENCH_OPTIONS, written_values
 from olive_ext.config.bench import BenchConfig
+from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
@@ -54,7 +56,7 @@ def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
 
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
+    command = [sys.executable, str(SCRIPTS / "gpu_table.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
     command += [
         "--precisions",
         "fp32",
@@ -91,6 +93,75 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert [step["rows_tokens"] for step in profile["generation"]][-1] == [2, 1]
     assert all("GroupQueryAttention" in step["seconds_by_operator"] for step in profile["scoring"])
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_first_minutes_on_a_gpu_are_tried_on_a_cpu(tmp_path: Path) -> None:
+    """A part with numbers, one on a package whose weights are made there, one without a package."""
+    sys.path.insert(0, str(SCRIPTS))
+    import hollow
+
+    hollow.hollow(genai_export("llama", None), tmp_path / "models" / "tiny-fp16")
+    command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--models", str(tmp_path / "models")]
+    command += ["--device", "cpu", "--parts", "3-new-lengths,4-packed,8-int4", "--patience", "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lengths, packed, int4 = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("3-new-lengths", "4-packed", "8-int4")
+    )
+    assert [row["tokens"] for row in lengths["rows"]] == [131, 137, 139, 149, 151, 157, 163, 167]
+    assert packed["rows"]["steps"] > packed["auto"]["steps"]
+    assert packed["largest_difference"] < 1e-4
+    assert int4["fpa_intb_gemm=1"] == {"not run": "no package llama-3.2-1b/int4"}
+
+
+def test_attention_in_numpy_hides_what_is_ahead_and_outside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import gpu_parts
+
+    query, key = np.zeros((2, 4, 8)), np.zeros((5, 2, 8))
+    value = np.arange(5.0)[:, None, None] * np.ones((5, 2, 8))
+    assert gpu_parts.attended(query, key, value, 3, -1)[:, 0] == pytest.approx([1.5, 2.0])
+    assert gpu_parts.attended(query, key, value, 3, 2)[:, 0] == pytest.approx([2.5, 3.5])
+
+
+def test_roofline_counts_weights_once_a_step_and_operations_for_each_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import roofline
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 16, "vocab_size": 100}))
+    found = {form: roofline.plan(tmp_path / "config.json", 8, 1, form) for form in roofline.FORMS}
+    weights = 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
+    for form, steps in (("packed", 3), ("rows", 8)):
+        each = found[form]["each"]
+        assert len(each) == steps
+        assert sum(step["tokens"] for step in each) == pytest.approx(700 + 8 * 150, abs=16)
+        kv = 2 * 2 * 2 * 4
+        assert each[0]["bytes"] == pytest.approx(2 * (weights + 800) + kv * each[0]["tokens"])
+    assert found["packed"]["teraoperations"] == pytest.approx(found["rows"]["teraoperations"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_keys_and_values_take_three_ways_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import kv_cache
+
+    package = genai_export("llama", None)
+    session = kv_cache.ort.InferenceSession(str(package / "model.onnx"), providers=["CPUExecutionProvider"])
+    kv_cache.HEAD_SIZE[0] = json.loads((package / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
+    for rows, reorders in kv_cache.ROWS.values():
+        loops = [kind(session, "cpu", rows, 5, 24) for kind in kv_cache.LOOPS.values()]
+        for loop in loops:
+            loop.tokens = np.arange(7, 7 + rows)[:, None]
+            for _ in range(8):
+                loop.step(reorders)
+        tokens = [loop.tokens.ravel().tolist() for loop in loops]
+        assert tokens[0] == tokens[1] == tokens[2]
+        through_host, returned, in_place = (loop.bytes_crossed for loop in loops)
+        assert returned == in_place < through_host
 
 
 @pytest.mark.slow

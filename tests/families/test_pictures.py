@@ -5,8 +5,10 @@ Texts have none, one or two pictures; some share a picture, a text before it, or
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -16,7 +18,7 @@ from PIL import Image
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.media_types import Modality
@@ -93,6 +95,17 @@ def test_greedy_answers_are_transformers(family: str) -> None:
     for one, output in zip(PICTURES, outputs, strict=False):
         assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
+
+
+def test_text_opens_no_encoder(family: str, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(media_export(family)[0], package)
+    marker = MEDIA_FAMILIES[family].marker
+    with olive_ext.open(package) as session:
+        shutil.rmtree(package / "vision_encoder")
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with pytest.raises(OliveExtError, match="vision_encoder"):
+            session.loglikelihood([ScoringRequest(marker, " stone", images=PICTURES[:1])])
 
 
 def test_features_are_transformers(family: str) -> None:

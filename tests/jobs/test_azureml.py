@@ -55,6 +55,15 @@ def test_folder_holds_a_job_that_lacks_nothing(job: Path, monkeypatch: pytest.Mo
     assert recipe["evaluators"]["quickstart"]["output_dir"] == "out/reports"
 
 
+def test_copied_quickstart_becomes_a_job_with_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["quickstart", str(tmp_path / "copy")]) == 0
+    monkeypatch.chdir(tmp_path / "copy")
+    assert main(["job", "azureml", "recipe.json", "--compute", "c", "--output", "../job"]) == 0
+    code = {path.name for path in (tmp_path / "job" / "code").iterdir()}
+    assert code == {"recipe.json", "olive_ext_plugin.py"}
+    assert list(faults(tmp_path / "job")) == []
+
+
 def test_files_that_name_neighbours_come_with_their_folder(tmp_path: Path) -> None:
     for name in ("m/model.onnx", "other/model.onnx", "t/mine.yaml", "calibration.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -116,12 +125,15 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     made: dict[str, Any] = runpy.run_path(str(ROOT / "recipes" / "azureml" / "make.py"))
     made["make"](tmp_path, "cpus", "gpus")
     found = {folder.name: list(faults(folder)) for folder in tmp_path.iterdir()}
-    assert {"command", "gpu", "pipeline", "sweep"} <= set(found)
+    assert set(found) == {"command", "distributed", "gpu", "pipeline", "sweep"}
     assert not any(found.values()), found
     gpu = json.loads((tmp_path / "gpu" / "code" / "recipe.json").read_text(encoding="utf-8"))
     assert gpu["systems"]["local"]["accelerators"] == [
         {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
     ]
+    nodes = json.loads((tmp_path / "distributed" / "code" / "recipe.json").read_text(encoding="utf-8"))
+    assert nodes["evaluators"]["quickstart"]["workers"] == {"count": 2, "address": "auto"}
+    assert "distribution:\n  type: ray" in (tmp_path / "distributed" / "job.yml").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
     wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"

@@ -310,3 +310,27 @@ def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -
     goal["value"] = 1e9
     assert cli_run(["--config", saved(folder, whole)]) == 0
     assert (folder / "out/model.onnx").exists()
+
+
+@pytest.mark.long
+def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
+    """A real one, of this very Python, in which Olive starts a process for each of them."""
+    system = {"type": "PythonEnvironment", "python_environment_path": str(Path(sys.executable).parent)}
+    accelerators = [{"device": "cpu", "execution_providers": ["CPUExecutionProvider"]}]
+    measure = {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks", "reference": "input_model"}
+    blocks = {
+        "passes": {"q": {"type": "OnnxKQuantQuantization"}, "measure": measure},
+        "systems": {"local": {**system, "accelerators": accelerators}},
+        "evaluators": {"e": evaluator(tasks=["tiny_choice"])},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+    }
+    whole = recipe(folder, onnx(), **blocks)
+    assert cli_run(["--config", saved(folder, whole)]) == 0
+    assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
+    found = from_json((folder / "out/report.json").read_text())
+    assert found.model["passes"] == ["q"]
+    assert found.comparison is not None
+    measure["require"] = [{"metric": "acc", "task": "tiny_choice", "min": 2}]
+    with pytest.raises(RequirementError, match="require' is broken: tiny_choice/acc = "):
+        cli_run(["--config", saved(folder, whole)])

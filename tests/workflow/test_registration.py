@@ -16,8 +16,10 @@ from olive.package_config import OlivePackageConfig
 
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
+from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
+from olive_ext.workflow.preflight import refuse
 from olive_ext.workflow.registration import hook_engine
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT
@@ -200,15 +202,18 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     evaluator, engine = ours(), new_engine()
     engine.target_config = Target("PythonEnvironment")
     engine(evaluator).run(model)
-    assert Path(evaluator.user_script).read_text().endswith("import olive_ext.workflow  # noqa: F401\n")
+    assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
 
 
-def test_pass_is_refused_in_a_python_environment(model: ModelConfig) -> None:
+def test_pass_in_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
     engine = new_engine()
     engine.target_config = Target("PythonEnvironment")
-    engine.input_passes_configs = {"m": [RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"]})]}
-    with pytest.raises(ConfigError, match=r"'passes\.m': OrtLMEvaluation cannot run in a PythonEnvironment"):
-        engine().run(model)
+    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"], "reference": "input_model"})
+    engine.input_passes_configs = {"m": [config]}
+    token = running.set(Run(model))
+    refuse(engine(ours()), model)
+    running.reset(token)
+    assert config.config["reference"]["path"] == model.config["model_path"]
 
 
 @pytest.mark.parametrize(

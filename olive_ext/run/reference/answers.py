@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import TaskError
+from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
@@ -131,7 +132,10 @@ def _is_value(value: object) -> bool:
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> Answer:
     values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
-    digest = " ".join(str(line[part]) for part in ("doc_hash", "prompt_hash", "target_hash"))
+    # lm-eval hashes a document with pictures by where these lie in memory.
+    has_media = any(len(arguments) > 2 for arguments in line["arguments"])
+    document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
+    digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
     text, margin = _text_and_margin(task, line, next(iter(metrics), ""))
     return Answer(digest, values, text[:_MAX_TEXT], margin)
 

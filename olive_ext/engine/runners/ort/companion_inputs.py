@@ -1,4 +1,4 @@
-"""Inputs of a decoder that come from other files: embedded tokens, an encoder's outputs, the weights of adapters.
+"""Inputs of a decoder that come from other files: an encoder's outputs, the weights of adapters.
 
 All of them stay on the device. Knows no step and no cache of the decoder.
 """
@@ -16,17 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.graph.standalone_graphs import StackedTensor
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.types import EmbeddingSpec, SourceKind, TensorSpec
+from olive_ext.model.types import SourceKind, TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""
@@ -51,60 +48,6 @@ class Encoded:
         """1 for each of a row's positions, [B, T]."""
         lengths_B1 = np.array(self.lengths)[:, None]
         return (np.arange(max(self.lengths)) < lengths_B1).astype(_INTEGERS[tensor.elem_type])
-
-
-class Embedding:
-    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place,
-    with the features of pictures and sound among them. Text has no features, and the encoders are not opened for it.
-    """
-
-    def __init__(
-        self, session: ort.InferenceSession, spec: EmbeddingSpec, device: Device, encoders: Sequence[MediaEncoder]
-    ) -> None:
-        self._session = session
-        self._spec = spec
-        self._device = device
-        self._feed = Feed(session, device)
-        self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
-        taken = {encoder.spec.feature for encoder in encoders}
-        self._unused = [tensor for tensor in spec.features if tensor not in taken]
-
-    def check(self, media: Media) -> None:
-        """Raises `OliveExtError` for items that there is no encoder of."""
-        for run in media:
-            if run.item.modality not in self._encoders:
-                taken = ", ".join(modality.value for modality in self._encoders) or "text only"
-                raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
-
-    def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
-        """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
-        place of some, and binds them as inputs of the decoder."""
-        binding = self._session.io_binding()
-        self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        num_tokens = len(layout.tokens_N)
-        for modality, encoder in self._encoders.items():
-            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality], num_tokens)
-        for tensor in self._unused:
-            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
-        for name in self._spec.outputs:
-            binding.bind_output(name, self._device.kind, self._device.index)
-        self._session.run_with_iobinding(binding)
-        for name, value in zip(self._spec.outputs, binding.get_outputs(), strict=True):
-            decoder.bind_ortvalue_input(name, value)
-
-    def warm_up(self, items: Sequence[MediaItem]) -> None:
-        """Runs each encoder on its `items`."""
-        for modality, encoder in self._encoders.items():
-            encoder.warm_up([item for item in items if item.modality is modality])
-
-    def describe(self) -> Mapping[str, Any]:
-        """Counters of the encoders that there are."""
-        return {name: value for encoder in self._encoders.values() for name, value in encoder.describe().items()}
-
-    def close(self) -> None:
-        """Releases the encoders' features."""
-        for encoder in self._encoders.values():
-            encoder.close()
 
 
 class Encoder:

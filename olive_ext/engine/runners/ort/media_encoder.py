@@ -165,15 +165,15 @@ class MediaEncoder:
         return Feed(self._session, self._device, kept=1)
 
     @cached_property
-    def _cut(self) -> _Helper:
-        return _Helper(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
+    def _cut(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
 
     @cached_property
-    def _join(self) -> _Helper:
-        return _Helper(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
+    def _join(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
 
 
-class _Helper:
+class FeatureGraph:
     """A small graph from features to features, on their device."""
 
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:

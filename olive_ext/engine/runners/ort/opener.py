@@ -13,7 +13,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.companion_inputs import Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.kv_store import Device
@@ -115,7 +116,7 @@ class Opener:
         opened = [
             MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
         ]
-        return Embedding(self._from_memory(proto, file), read, device, opened)
+        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
 
     def _of_encoders(self) -> Opener:
         """The opener of encoders of pictures and sound, which may have a provider of their own."""

@@ -37,7 +37,7 @@ from olive_ext.graph.paged_attention import NotPagedError
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.graph.tree_attention import TreeAttentionGraph
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import ONE_BY_ONE, choose_chunk_size, choose_num_slots, suggest_genai
+from olive_ext.model.decisions import ONE_BY_ONE, choose_num_slots, suggest_genai
 from olive_ext.model.types import DecoderSpec
 
 logger = logging.getLogger(__name__)
@@ -102,11 +102,10 @@ def _runner(
     """The runner of an opened decoder, and the longest step that trials leave it. `trials` are made of attention over a
     paged cache that has taken the place of another one."""
     model, device = opener.model, opener.device(session)
-    config = model.settings.engine
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, opener.helper)
     kv = _kv_form(spec, device)(place)
-    chunk_size, notes = fitting_attention(choose_chunk_size(config, device.kind)[0], device, spec, opener.helper)
+    chunk_size, notes = fitting_attention(model.chunk_size[0], device, spec, opener.helper)
     if notes and spec.cross:
         raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
     notes = [*spec.notes, *notes]

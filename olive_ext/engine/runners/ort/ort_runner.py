@@ -14,7 +14,8 @@ import onnxruntime as ort
 from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.companion_inputs import Adapters, Embedding, Encoder
+from olive_ext.engine.runners.ort.companion_inputs import Adapters, Encoder
+from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv

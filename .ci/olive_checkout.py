@@ -1,0 +1,61 @@
+"""The workflow's tests against a checkout of Olive, and what of Olive's that this package wraps has changed there.
+
+    PYTHON .ci/olive_checkout.py CHECKOUT [PYTEST_ARGUMENT ...]
+
+CHECKOUT is a folder that holds the package `olive`: a clone of its main branch, an unpacked sdist. It is put in front
+of the installed release for these processes only; its further dependencies are the caller's to install. Ends as pytest
+does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = """
+import inspect
+import olive
+from olive.engine import Engine
+from olive.engine.footprint import FootprintNode
+from olive.package_config import OlivePackageConfig
+from olive.systems.python_environment import PythonEnvironmentSystem
+from olive_ext.workflow.registration import _HOOKS
+
+print("olive", olive.__version__)
+wrapped = [(Engine, name) for name in _HOOKS]
+wrapped += [(FootprintNode, "update"), (OlivePackageConfig, "get_pass_module_config")]
+wrapped += [(PythonEnvironmentSystem, name) for name in ("run_pass", "evaluate_model")]
+for owner, name in wrapped:
+    method = getattr(owner, name, None)
+    print(f"{owner.__name__}.{name}{inspect.signature(method) if method else ': GONE'}")
+print(f"FootprintNode has model_config_data: {'model_config_data' in FootprintNode.model_fields}")
+"""
+
+
+def listed(path: str) -> list[str]:
+    """What this package wraps, as the Olive on `path` has it."""
+    environment = {**os.environ, "PYTHONPATH": path, "CI": "1"}
+    done = subprocess.run([sys.executable, "-c", LIST], capture_output=True, text=True, env=environment, cwd=ROOT)
+    return done.stdout.splitlines() or [done.stderr.strip().splitlines()[-1]]
+
+
+def main(argv: list[str]) -> int:
+    checkout = Path(argv[0]).resolve()
+    if not (checkout / "olive" / "__init__.py").is_file():
+        print(f"'{argv[0]}' holds no package 'olive'", file=sys.stderr)
+        return 2
+    here, there = listed(str(ROOT)), listed(f"{checkout}{os.pathsep}{ROOT}")
+    print(f"installed: {here[0]}\nchecked out: {there[0]}")
+    changes = [("-", line) for line in here[1:] if line not in there]
+    changes += [("+", line) for line in there[1:] if line not in here]
+    print("\n".join(f"{sign} {line}" for sign, line in changes) or "what is wrapped has not changed")
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"}
+    tests = argv[1:] or ["tests/workflow", "tests/check"]
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) if len(sys.argv) > 1 else __doc__)

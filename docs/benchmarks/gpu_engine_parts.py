@@ -1,0 +1,195 @@
+"""The parts of gpu.py that run the engine: packed steps against rows, the untouched graph, the shapes of real models.
+
+Token ids are drawn: no tokenizer is needed. A part whose package is missing says so.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hollow import fill
+
+Found = dict[str, Any]
+LETTERS = 10
+CONTEXT, SHOTS, OWN = 2048, 700, 150
+"""Positions of the context; tokens that all questions share, and tokens of each."""
+
+
+class Opened:
+    """An engine on a package, and the seconds that ONNX Runtime has run for it."""
+
+    def __init__(self, place: Any, package: Path, **engine: Any) -> None:
+        from olive_ext.config import EngineConfig, ModelSettings
+        from olive_ext.engine.opening import open_engine
+        from olive_ext.model import resolve
+
+        settings = ModelSettings(
+            model=str(package),
+            execution_provider=place.device,
+            max_length=CONTEXT,
+            engine=EngineConfig(**engine),
+        )
+        self.seconds_inside = 0.0
+        kind, inside = place.ort.InferenceSession, place.ort.InferenceSession.run_with_iobinding
+
+        def timed(session: Any, *arguments: Any) -> None:
+            begin = time.perf_counter()
+            inside(session, *arguments)
+            self.seconds_inside += time.perf_counter() - begin
+
+        kind.run_with_iobinding = timed
+        self.engine = open_engine(resolve(settings))
+
+    def run(self, requests: Sequence[Any]) -> tuple[list[Any], Found]:
+        """Results, and seconds of the wall, inside ONNX Runtime and outside, with the steps."""
+        self.engine.reset()
+        steps, inside, begin = self.engine.counters.steps, self.seconds_inside, time.perf_counter()
+        results = self.engine.run(requests)
+        wall, inside = time.perf_counter() - begin, self.seconds_inside - inside
+        facts = {"wall_s": wall, "inside_s": inside, "outside_s": wall - inside}
+        return results, {**facts, "steps": self.engine.counters.steps - steps}
+
+
+def questions(number: int, vocab_size: int, shots: int = SHOTS, own: int = OWN, answer: int = 1) -> list[Any]:
+    """Requests in MMLU-Pro's shape: ten answers of `answer` tokens behind each question's own tokens, behind shots."""
+    from olive_ext.engine.requests import Request
+
+    draw = random.Random(7)
+    tokens = lambda count: tuple(draw.randrange(4, vocab_size) for _ in range(count))  # noqa: E731
+    shared = tokens(shots)
+    return [
+        Request((*shared, *question, letter, *tokens(answer - 1)), answer)
+        for question in (tokens(own) for _ in range(number))
+        for letter in range(4, 4 + LETTERS)
+    ]
+
+
+def packed(place: Any, models: Path) -> Iterator[Found]:
+    """64 texts behind shared blocks: packed steps against one text a step."""
+    if (package := _package(models / "tiny-fp16")) is None:
+        yield {"not run": "no package tiny-fp16"}
+        return
+    rows: dict[str, list[Any]] = {}
+    for form in ("rows", "auto"):
+        opened = Opened(place, package, scoring=form, num_slots=64)
+        requests = questions(64, 1000, shots=300, own=40)
+        opened.run(requests)
+        rows[form], facts = opened.run(requests)
+        yield {form: {"scoring": opened.engine.describe()["scoring"], **facts}}
+        opened.engine.close()
+    yield {"largest_difference": _difference(rows["rows"], rows["auto"])}
+
+
+def engine_fp16(place: Any, models: Path) -> Iterator[Found]:
+    """The engine on a tiny package in half precision against its untouched head, with overlap and capture."""
+    yield from _engine(place, models / "tiny-fp16")
+
+
+def engine_int4(place: Any, models: Path) -> Iterator[Found]:
+    """The same with int4 weights."""
+    yield from _engine(place, models / "tiny-int4")
+
+
+def _engine(place: Any, folder: Path) -> Iterator[Found]:
+    from olive_ext.engine.requests import Generation, Request
+
+    if (package := _package(folder)) is None:
+        yield {"not run": f"no package {folder.name}"}
+        return
+    prompts = [Request(request.tokens[:-1], 0, Generation(32)) for request in questions(16, 1000, 40, 20)[::LETTERS]]
+    expected: tuple[list[Any], list[Any]] | None = None
+    forms: dict[str, Mapping[str, Any]] = {"untouched": {"graph": "untouched", "decode_ahead": False}}
+    forms |= {"overlapped": {"decode_ahead": True}, "serial": {"decode_ahead": False}}
+    forms |= {"captured": {"graph_capture": True}} if place.device == "cuda" else {}
+    for name, engine in forms.items():
+        opened = Opened(place, package, **engine)
+        scored, facts = opened.run(questions(16, 1000, 100, 30))
+        generated, decoding = opened.run(prompts)
+        expected = expected or (scored, generated)
+        same = sum(a.tokens == b.tokens for a, b in zip(expected[1], generated, strict=True))
+        found = {"largest_difference": _difference(expected[0], scored), "equal_answers": f"{same} of {len(prompts)}"}
+        yield {name: {**found, "scoring": facts, "decoding": decoding, "notes": opened.engine.describe()["notes"]}}
+        opened.engine.close()
+
+
+def llama(place: Any, models: Path) -> Iterator[Found]:
+    """300 questions on Llama-3.2-1B's shape: wall, inside and outside of ONNX Runtime, by the tokens of a step."""
+    yield from _shape(place, models / "llama-3.2-1b" / "fp16", (1024, 512, 256))
+
+
+def gemma(place: Any, models: Path) -> Iterator[Found]:
+    """300 questions on Gemma-4 E2B's shape, and Hugging Face at its best batch, one row for a question's answers."""
+    ours: Found = {}
+    for found in _shape(place, models / "gemma-4-e2b" / "fp16", (1024,)):
+        ours |= found
+        yield found
+    for found in _hugging_face(place, models / "gemma-4-e2b" / "hf"):
+        yield found
+        best = found.get("hf_questions_per_second")
+        if best and "1024" in ours:
+            yield {"ours_over_hf": ours["1024"]["questions_per_second"] / best}
+
+
+def int4(place: Any, models: Path) -> Iterator[Found]:
+    """int4 weights with the products that keep them packed, and without."""
+    for fpa in ("0", "1"):
+        for found in _shape(place, models / "llama-3.2-1b" / "int4", (1024,), {"ep.cuda.fpa_intb_gemm": fpa}):
+            yield {f"fpa_intb_gemm={fpa}": found}
+
+
+def _shape(place: Any, folder: Path, sizes: Sequence[int], options: Mapping[str, str] | None = None) -> Iterator[Found]:
+    if (package := _package(folder)) is None:
+        yield {"not run": f"no package {folder.parent.name}/{folder.name}"}
+        return
+    number = 300 if place.device == "cuda" else 3
+    for size in sizes:
+        opened = Opened(place, package, chunk_size=size, session_options=dict(options or {}))
+        requests = questions(number, 1000)
+        opened.run(requests[: 8 * LETTERS])
+        _, facts = opened.run(requests)
+        yield {str(size): {**facts, "questions_per_second": number / facts["wall_s"]}}
+        opened.engine.close()
+
+
+def _hugging_face(place: Any, folder: Path) -> Iterator[Found]:
+    """Questions a second at several batch sizes: logits of the last position, whose row all answers are read from."""
+    if not (folder / "config.json").exists():
+        yield {"hf": f"no folder {folder.parent.name}/hf"}
+        return
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    dtype = torch.float16 if place.device == "cuda" else torch.float32
+    with torch.device(place.device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    speeds: dict[str, float] = {}
+    for batch in (16, 64, 128) if place.device == "cuda" else (2,):
+        tokens = torch.randint(4, 1000, (batch, SHOTS + OWN), device=place.device)
+        seconds = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            with torch.inference_mode():
+                model(tokens, logits_to_keep=1, use_cache=False).logits.float().log_softmax(-1).cpu()
+            seconds.append(time.perf_counter() - begin)
+        speeds[str(batch)] = batch / min(seconds[1:])
+        yield {"hf_by_batch": speeds, "hf_questions_per_second": max(speeds.values())}
+
+
+def _package(folder: Path) -> Path | None:
+    """The package with its weights; None where there is none."""
+    if not any(folder.rglob("*.onnx")):
+        return None
+    fill(folder)
+    return folder
+
+
+def _difference(left: Sequence[Any], right: Sequence[Any]) -> float:
+    """The largest one between two runs' log-probabilities, in nats."""
+    pairs = zip(left, right, strict=True)
+    return float(max(np.abs(np.subtract(a.logprobs, b.logprobs)).max() for a, b in pairs))

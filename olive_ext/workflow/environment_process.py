@@ -1,0 +1,79 @@
+"""Our types in the processes of a PythonEnvironment system, which know Olive's own passes and nothing of the workflow.
+
+In the workflow's process hooks hand over what is known of the run, and have this file run in place of Olive's script
+for passes: it registers ours and then is that script. The environment needs this package, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from olive_ext.config import PASS_TYPE
+from olive_ext.errors import RunError
+
+VARIABLE = "OLIVE_EXT_RUN"
+"""Names the variable that holds the run in progress, as JSON: input model, and the passes that made the model."""
+
+
+def evaluate_in_environment(system: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `PythonEnvironmentSystem.evaluate_model`."""
+    from olive_ext.workflow.current_run import running
+
+    run, environ = running.get(), system.environ
+    if run is None:
+        return proceed()
+    known = {"input_model": run.input_model.to_json(), "passes": run.current}
+    system.environ = {**environ, VARIABLE: json.dumps(known)}
+    try:
+        return proceed()
+    finally:
+        system.environ = environ
+
+
+def run_in_environment(system: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `PythonEnvironmentSystem.run_pass`. Raises `RunError` with the last line that the process wrote."""
+    from olive_ext.workflow.preflight import is_our_pass
+
+    if not is_our_pass(type(given["the_pass"]).__name__):
+        return proceed()
+    own, system.pass_runner_path = system.pass_runner_path, Path(__file__)
+    try:
+        return evaluate_in_environment(system, given, proceed)
+    except subprocess.CalledProcessError as error:
+        reason = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+        raise RunError(f"{PASS_TYPE} failed in the environment's process: {''.join(reason) or error}") from error
+    finally:
+        system.pass_runner_path = own
+
+
+def restore_run() -> None:
+    """Makes the workflow's run the one in progress where this is a process of its PythonEnvironment system."""
+    from olive.model import ModelConfig
+
+    from olive_ext.workflow.current_run import Run, running
+
+    if found := os.environ.get(VARIABLE):
+        known = json.loads(found)
+        running.set(Run(ModelConfig.model_validate(known["input_model"]), current=tuple(known["passes"])))
+
+
+def main() -> None:
+    """Olive's script for passes, with ours registered."""
+    from olive.systems.python_environment import pass_runner
+
+    import olive_ext.workflow
+
+    olive_ext.workflow.register()
+    restore_run()
+    pass_runner.main()
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose modules are part of a package
+    main()

@@ -1,0 +1,96 @@
+"""Items of pictures: by content, sent to other processes, and processors that are not understood."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.errors import ModelError, TaskError
+from olive_ext.media import MediaProcessor
+from olive_ext.media.processors import load_image_processor
+from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
+from olive_ext.model.types import GraphFiles, ModelFiles, TensorSpec
+from tests.families.pictures import picture
+
+QWEN = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 8,
+    "merge_size": 2,
+    "size": {"shortest_edge": 256, "longest_edge": 4096},
+}
+
+
+def _processor(folder: Path, config: dict[str, Any], hf_config: dict[str, Any] | None = None) -> MediaProcessor:
+    (folder / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    features = TensorSpec("image_features", 1, ("rows", 64))
+    encoder = MediaEncoderSpec(Modality.IMAGE, "vision", GraphFiles(folder / "v.onnx"), (), features, features, 99)
+    return MediaProcessor(MediaSpec((encoder,)), ModelFiles(folder / "decoder.onnx", folder, {}, hf_config or {}, ""))
+
+
+def _steps(*operations: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    transforms = [{"operation": {"name": name, "type": name, "attrs": attrs}} for name, attrs in operations]
+    return {"processor": {"name": "image", "transforms": transforms}}
+
+
+def test_item_is_by_content_and_by_settings(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one = _processor(tmp_path / "one", QWEN)
+    other = _processor(tmp_path / "other", {**QWEN, "image_mean": [0.1, 0.2, 0.3]})
+    items = [made.item(Modality.IMAGE, picture(0, 40, 24)) for made in (one, one, other)]
+    assert items[0] == items[1]
+    assert items[0].key != items[2].key
+    assert (items[0].num_tokens, items[0].grid, items[0].placeholder) == (4, (1, 2, 2), 99)
+
+
+def test_item_that_is_sent_to_another_process_makes_the_same_pixels(tmp_path: Path) -> None:
+    item = _processor(tmp_path, QWEN).item(Modality.IMAGE, picture(0, 40, 24))
+    sent = pickle.loads(pickle.dumps(item))
+    assert sent == item
+    np.testing.assert_array_equal(sent.load()["pixel_values"], item.load()["pixel_values"])
+
+
+def test_picture_that_the_processor_refuses_is_told_with_its_size(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"a picture of 1000 x 1 pixels is refused: .*aspect ratio"):
+        _processor(tmp_path, QWEN).item(Modality.IMAGE, picture(0, 1000, 1))
+
+
+def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: Path) -> None:
+    siglip = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}}
+    item = _processor(tmp_path, siglip, {"image_seq_length": 16}).item(Modality.IMAGE, picture(0, 9, 9))
+    assert item.num_tokens == 16
+    with pytest.raises(ModelError, match=r"how many tokens a picture takes is unknown.*put the original model's"):
+        _processor(tmp_path, siglip).item(Modality.IMAGE, picture(0, 9, 9))
+
+
+def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="the request has an audio; this model takes image"):
+        _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (_steps(("Gemma4ImageTransform", {"patch_size": 4, "max_soft_tokens": 70})), "Gemma4ImageProcessorPil"),
+        (_steps(("Resize", {"smart_resize": 1, "patch_size": 8, "merge_size": 2})), "Qwen2VLImageProcessorPil"),
+        (_steps(("Resize", {"height": 32, "width": 32}), ("Normalize", {})), "CLIPImageProcessorPil"),
+    ],
+)
+def test_file_of_onnxruntime_extensions_is_read(tmp_path: Path, content: dict[str, Any], expected: str) -> None:
+    (tmp_path / "vision.json").write_text(json.dumps(content), encoding="utf-8")
+    processor, file = load_image_processor([tmp_path], "vision.json")
+    assert (type(processor).__name__, file) == (expected, tmp_path / "vision.json")
+
+
+def test_processor_that_is_missing_or_not_understood_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no image processor found"):
+        load_image_processor([tmp_path], None)
+    content = _steps(("Phi3ImageTransform", {}))
+    (tmp_path / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match="the steps Phi3ImageTransform, which are not understood"):
+        load_image_processor([tmp_path], None)
