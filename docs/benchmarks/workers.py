@@ -6,8 +6,8 @@ Requests have the shapes of MMLU (5-shot, 57 subjects), HellaSwag (0-shot) and G
 questions and answers of the lengths that these have with SmolLM2's tokenizer, drawn from a seed. They are cut by the
 package's own `cut`, and handed out as its crew does: the largest chunk to the first worker that is free, slice after
 slice of lm-eval's requests, each of which waits for its last chunk. `--tokens-per-second` is a worker's speed on
-texts that are scored, `--decoded` on those that are generated, `--open` the seconds to start one; the defaults are about
-those of the shape of SmolLM2-135M on two cores.
+texts that are scored, `--decoded` on those that are generated, `--open` the seconds to start one; the defaults are
+about those of the shape of SmolLM2-135M on two cores.
 
 Efficiency is one worker's time without cuts and without opening, over the time that all workers were held. The losses
 add up to the rest: stems that were cut are computed again; workers wait for the last chunk of a slice; all wait for
