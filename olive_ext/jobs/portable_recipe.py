@@ -68,7 +68,7 @@ def _moved(made: PortableRecipe, key: str, value: Any) -> Any:
         return {name: _moved(made, str(name), item) for name, item in value.items()}
     if isinstance(value, list):
         return [_moved(made, key, item) for item in value]
-    if not isinstance(value, str) or key in _WRITTEN or not (key in _PATHS or re.search(r"[/\\]", value)):
+    if not isinstance(value, str) or key in _WRITTEN or not (key in (*_PATHS, *_SCRIPTS) or re.search(r"[/\\]", value)):
         return value
     path = Path(value).expanduser()
     if not value or not path.exists():

@@ -55,6 +55,15 @@ def test_folder_holds_a_job_that_lacks_nothing(job: Path, monkeypatch: pytest.Mo
     assert recipe["evaluators"]["quickstart"]["output_dir"] == "out/reports"
 
 
+def test_copied_quickstart_becomes_a_job_with_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["quickstart", str(tmp_path / "copy")]) == 0
+    monkeypatch.chdir(tmp_path / "copy")
+    assert main(["job", "azureml", "recipe.json", "--compute", "c", "--output", "../job"]) == 0
+    code = {path.name for path in (tmp_path / "job" / "code").iterdir()}
+    assert code == {"recipe.json", "olive_ext_plugin.py"}
+    assert list(faults(tmp_path / "job")) == []
+
+
 def test_files_that_name_neighbours_come_with_their_folder(tmp_path: Path) -> None:
     for name in ("m/model.onnx", "other/model.onnx", "t/mine.yaml", "calibration.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -325,11 +325,12 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
         "evaluator": "e",
         "evaluate_input_model": False,
     }
-    assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 0
+    whole = recipe(folder, onnx(), **blocks)
+    assert cli_run(["--config", saved(folder, whole)]) == 0
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
     found = from_json((folder / "out/report.json").read_text())
     assert found.model["passes"] == ["q"]
     assert found.comparison is not None
     measure["require"] = [{"metric": "acc", "task": "tiny_choice", "min": 2}]
     with pytest.raises(RequirementError, match="require' is broken: tiny_choice/acc = "):
-        cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))])
+        cli_run(["--config", saved(folder, whole)])
