@@ -45,6 +45,14 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class UnwrittenError(RunError):
+    """An evaluation is done, and its `report` cannot be written."""
+
+    def __init__(self, message: str, report: object) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 class NonFiniteError(RunError):
     """A model's output is NaN or infinite where a working model's is not. `found` is the message without advice."""
 

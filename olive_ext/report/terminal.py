@@ -52,11 +52,13 @@ def print_table(report: Report, file: IO[str] | None = None) -> None:
 
 
 def _costs(report: Report) -> Iterator[str]:
-    """Tokens and time, all of it by phase; how a Hugging Face model was run."""
+    """Tokens and time, all of it by phase; how a Hugging Face model was run; what was not computed again."""
     reference = report.comparison.reference if report.comparison is not None else {}
     for name, facts in (("the model", report.model), ("the reference", reference)):
         if facts.get("export"):
             yield f"{name} {facts['export']}"
+    if earlier := (report.model.get("journal") or {}).get("answers_known"):
+        yield f"{earlier} answers from an earlier run"
     fed, naive, seconds = (report.engine.get(name) for name in ("tokens_fed", "tokens_naive", "seconds"))
     if isinstance(seconds, int | float):
         tokens = f"{fed} tokens fed of {naive} in the requests, " if fed and naive else ""

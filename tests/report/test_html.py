@@ -207,3 +207,16 @@ def test_mean_of_recorded_distributions_tells_that_it_is_estimated(page: str) ->
     text = to_html(report(found=replace(found, divergences=recorded)))
     assert "estimated \N{PLUS-MINUS SIGN} 0.000400, at least 0.0101" in text
     assert "estimated" not in page
+
+
+def test_plot_tells_candidates_apart_by_what_their_names_end_in() -> None:
+    names = [f"ModelBuilder float -> OnnxBlockWiseRtnQuantization int4_block{size}" for size in (32, 64)]
+    page = Page(
+        title="two",
+        columns=tuple(Column(name, ()) for name in ("float", *names)),
+        contrasts=tuple(Contrast(name, "float", comparison(50)) for name in names),
+    )
+    plot = render(page).partition('<figure class="wide">')[2].partition("</figure>")[0]
+    assert "…block32" in plot
+    assert "…block64" in plot
+    assert "ModelBuilder" not in plot

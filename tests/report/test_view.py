@@ -58,3 +58,11 @@ def test_comparison_has_its_own_tables_and_stays_out_of_the_first() -> None:
 
 def test_report_without_a_comparison_is_as_before() -> None:
     assert "Compared" not in to_markdown(replace(REPORT, comparison=None))
+
+
+def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
+    spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
+    report = replace(REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 1240}})
+    lines = printed(report).splitlines()
+    assert "1240 answers from an earlier run" in lines
+    assert "9.0 s (load 1.0, reference 2.5, candidate 4.0, rest 1.5)" in lines

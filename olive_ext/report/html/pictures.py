@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from olive_ext.report import numbers
@@ -22,6 +24,9 @@ _WIDTH, _HEIGHT = 340, 236
 _GAP = "\N{EM SPACE}" * 2
 """SVG runs ordinary spaces together."""
 
+_LEAST_SHARED = 8
+"""Characters at the beginning of all candidates' names that are worth leaving out."""
+
 _DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
 _TONES = {"loss": (LOSS, "v", LOSS), "gain": (GAIN, "^", GAIN), "unclear": (SOFT, "o", PAPER)}
 
@@ -29,9 +34,10 @@ _TONES = {"loss": (LOSS, "v", LOSS), "gain": (GAIN, "^", GAIN), "unclear": (SOFT
 def forest(rows: Sequence[DifferenceRow], name: str, width: int, several: bool) -> str:
     """Differences in percentage points with their 95 % intervals, a row each; narrow ones have the words above."""
     is_narrow = width < 500
+    rows = _told_apart(rows)
     step, top, bottom = (46 if is_narrow else 30), 10, 44
     height = top + bottom + step * len(rows)
-    left, right = (8, 8) if is_narrow else (_label_width(rows, several), 168)
+    left, right = (8, 8) if is_narrow else (_label_width(rows, several), 186)
     with drawing(width, height) as figure:
         axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
         for place, row in enumerate(rows):
@@ -46,6 +52,17 @@ def forest(rows: Sequence[DifferenceRow], name: str, width: int, several: bool) 
         _forest_axes(axes, rows, is_narrow)
         label = "; ".join(f"{row.task} {row.metric} {row.shown} points, {WORDS[row.tone]}" for row in rows)
         return svg(figure, f"Paired differences with 95 % intervals: {label}", name)
+
+
+def _told_apart(rows: Sequence[DifferenceRow]) -> list[DifferenceRow]:
+    """The rows, without what all candidates' long names begin with."""
+    names = {row.candidate for row in rows}
+    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in alike) if len(names) > 1 else ""
+    begin = max(shared.rfind(joint) for joint in " _/-") + 1
+    if begin < _LEAST_SHARED:
+        return list(rows)
+    return [replace(row, candidate=f"…{row.candidate[begin:]}") for row in rows]
 
 
 def _label_width(rows: Sequence[DifferenceRow], several: bool) -> int:
