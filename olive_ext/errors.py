@@ -45,6 +45,14 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class UnwrittenError(RunError):
+    """An evaluation is done, and its `report` cannot be written."""
+
+    def __init__(self, message: str, report: object) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 class NonFiniteError(RunError):
     """A model's output is NaN or infinite where a working model's is not. `found` is the message without advice."""
 
@@ -94,6 +102,18 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     """The first `most` names, and how many more there are, for an error's message."""
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def understood(file: object) -> Iterator[None]:
+    """Turns what a damaged graph makes of code that reads it (names that are no text, shapes that do not fit) into a
+    `ModelError` that names the file."""
+    try:
+        yield
+    except OliveExtError:
+        raise
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
+        raise ModelError(f"'{file}' is a broken graph, or one that is not understood: {one_line(error)}") from error
 
 
 @contextmanager

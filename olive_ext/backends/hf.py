@@ -120,6 +120,7 @@ def open_hf(
     batch_size: int | str = "auto",
     max_length: int | None = None,
     reports_non_finite: bool = False,
+    trust_remote_code: bool = False,
     model_args: Mapping[str, Any] | None = None,
 ) -> Baseline:
     """The baseline for a path, a hub name, or a loaded model with its tokenizer.
@@ -142,6 +143,7 @@ def open_hf(
         "max_length": max_length,
         "softmax_dtype": "float32",
         "reports_non_finite": reports_non_finite,
+        "trust_remote_code": trust_remote_code,
         **(model_args or {}),
     }
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import lm_eval.loggers.utils
 import lm_eval.utils
+from jinja2.sandbox import SandboxedEnvironment
 
 from olive_ext.backends.progress import shown
 
@@ -28,17 +29,36 @@ _BARS = (
 
 
 @contextmanager
-def compiled_templates() -> Iterator[None]:
-    """Task templates are compiled once: lm-eval compiles anew for every render (6.3 ms against 0.05 ms)."""
-    environment: Any = getattr(lm_eval.utils, "env", None)
-    if not isinstance(environment, jinja2.Environment) or "from_string" in vars(environment):
+def sandboxed_templates() -> Iterator[None]:
+    """Templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to the
+    interpreter: lm-eval renders them as code of its own."""
+    own: Any = getattr(lm_eval.utils, "env", None)
+    if type(own) is not jinja2.Environment:
         yield
         return
-    environment.from_string = functools.lru_cache(maxsize=4096)(environment.from_string)  # type: ignore[assignment]
+    sandbox = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
+    sandbox.filters.update(own.filters)
+    lm_eval.utils.env = sandbox
     try:
         yield
     finally:
-        vars(environment).pop("from_string", None)
+        lm_eval.utils.env = own
+
+
+@contextmanager
+def compiled_templates() -> Iterator[None]:
+    """Task templates run in jinja's sandbox and are compiled once: lm-eval compiles anew for every render (6.3 ms
+    against 0.05 ms)."""
+    with sandboxed_templates():
+        environment: Any = getattr(lm_eval.utils, "env", None)
+        if not isinstance(environment, jinja2.Environment) or "from_string" in vars(environment):
+            yield
+            return
+        environment.from_string = functools.lru_cache(maxsize=4096)(environment.from_string)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            vars(environment).pop("from_string", None)
 
 
 @contextmanager

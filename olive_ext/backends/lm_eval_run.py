@@ -14,7 +14,12 @@ from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.journaled_lm import journaled
 from olive_ext.backends.lm_eval.lost_requests import answered_documents
-from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
+from olive_ext.backends.lm_eval_patches import (
+    compiled_templates,
+    environment_read_once,
+    quiet_bars,
+)
+from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
@@ -34,14 +39,14 @@ def run_tasks(
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`, as lm-eval's command line reports it.
-
-    A model of lm-eval's own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting
-    cannot be evaluated, `RunError` where the machine fails.
+    chat template is applied with its SHA-256 as `chat_template_sha`. A model of lm-eval's own has its answers in
+    `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError` where the machine
+    fails.
     """
     with (
         named_failures("the evaluation stopped"),
         compiled_templates(),
+        checked_documents(),
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
@@ -74,11 +79,14 @@ def run_tasks(
 def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
     """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
     uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
-    if isinstance(name, bool):
-        yield
-        return
     tokenizer = getattr(lm, "tokenizer", None)
     written: Any = getattr(tokenizer, "chat_template", None)
+    if isinstance(name, bool):
+        if name and tokenizer is not None and not written:
+            place = getattr(tokenizer, "name_or_path", "")
+            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{place}' has no chat template")
+        yield
+        return
     templates: dict[str, str] = written if isinstance(written, dict) else {}
     names = sorted(templates)
     if tokenizer is None or name not in names:

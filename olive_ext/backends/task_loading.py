@@ -21,10 +21,11 @@ from typing import Any
 import lm_eval.tasks
 import numpy as np
 import torch
-import yaml
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from olive_ext.backends.lm_eval_patches import sandboxed_templates
+from olive_ext.backends.task_checks import read_task, refuse_broken_files, refuse_metrics
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.errors import TaskError, named_failures
 
@@ -99,7 +100,8 @@ def load_tasks(
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager, found = find_tasks(specs, include_path)
         (seeds or Seeds()).plant()
-        return LoadedTasks(manager, manager.load(found))
+        with sandboxed_templates():  # a task renders its first document as it is made
+            return LoadedTasks(manager, manager.load(found))
 
 
 def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> tuple[TaskManager, list[Any]]:
@@ -108,7 +110,10 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
     folders = task_folders(include_path)
     manager = TaskManager(include_path=folders, include_defaults=False)
     found = [_find(spec, manager.task_index) for spec in specs]
+    for spec in specs:
+        refuse_metrics(_config(spec, manager.task_index), _names([spec]).strip("'"))
     if any(missing for _, missing in found):
+        refuse_broken_files([name for _, missing in found for name in missing], folders)
         manager = TaskManager(include_path=folders)
         found = [_find(spec, manager.task_index) for spec in specs]
         unknown = [name for _, missing in found for name in missing]
@@ -134,7 +139,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
         path = Path(spec).expanduser()
         if not path.is_file():
             raise TaskError(f"unknown task '{spec}': no such file")
-        return spec, list(_members(_read(path), index))
+        return spec, list(_members(read_task(path), index))
     shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])
 
@@ -153,20 +158,6 @@ def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[st
             if isinstance(name, str) and name not in index and not {"dataset_path", "class"} & set(member):
                 yield name
             yield from _members(member, index)
-
-
-class _Reader(yaml.SafeLoader):
-    """Reads a task file without importing the functions that it names."""
-
-
-_Reader.add_multi_constructor("!", lambda loader, suffix, node: None)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    config = yaml.load(path.read_text(encoding="utf-8"), Loader=_Reader)
-    if not isinstance(config, Mapping):
-        raise TaskError(f"task file '{path}' holds no mapping")
-    return config
 
 
 def shipped_file(name: str) -> Path | None:

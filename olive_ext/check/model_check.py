@@ -222,7 +222,7 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
     from olive_ext.text.tokenizer import load_tokenizer
 
     section.add("place", model.files.tokenizer, model.files.origins.get("tokenizer", ""))
-    tokenizer = load_tokenizer(model.files.tokenizer)
+    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     section.add("class", type(tokenizer.hf).__name__)
     section.add("tokens", len(tokenizer.hf))
     section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
@@ -237,7 +237,6 @@ def _add_decisions(model: ResolvedModel, section: Section) -> None:
         if decision.name not in _ELSEWHERE:
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
-
     add_placement(model, section.add)
 
 
@@ -270,9 +269,10 @@ def _first_layer(model: ResolvedModel) -> str:
     from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
     from olive_ext.text.tokenizer import load_tokenizer
 
-    tokens = load_tokenizer(model.files.tokenizer).encode("".join(PAIRS[0]))
+    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
-        return first_non_finite(model, tokens) or "no node's output shows it for the first of the texts"
+        found = first_non_finite(model, tokenizer.encode("".join(PAIRS[0])))
+        return found or "no node's output shows it"
     except OliveExtError as error:
         return str(error)
 

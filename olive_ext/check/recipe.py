@@ -61,7 +61,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
         recipe = yaml.safe_load(text) if path.suffix.lower() in _TASK_FILES else json.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, Mapping):
         raise ConfigError(f"the recipe '{path}' holds no mapping of keys")

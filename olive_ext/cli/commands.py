@@ -9,14 +9,17 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from olive_ext import __version__
 from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_values
 from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import SCHEMA_KINDS, EvaluationConfig, schema
 from olive_ext.config.bench import BenchConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, UnwrittenError
+
+if TYPE_CHECKING:
+    from olive_ext.report import Report
 
 Command = Callable[[Namespace], int]
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
@@ -135,12 +138,17 @@ def quickstart_command(arguments: Namespace) -> int:
 
 
 def evaluate_command(arguments: Namespace) -> int:
-    """Evaluates one model and prints the table."""
+    """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
+    hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import print_table
     from olive_ext.run import check_complete, evaluate
 
-    report = evaluate(config, progress=True)
+    try:
+        report = evaluate(config, progress=True)
+    except UnwrittenError as error:
+        print_table(cast("Report", error.report))
+        raise
     print_table(report)
     check_complete(report, config.on_error)
     return 0

@@ -73,10 +73,17 @@ def _warnings_on_stderr() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
+def _plain(message: str) -> str:
+    """The message on one line, without control characters: names of files and tasks reach a terminal as they are."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split())
+    )
+
+
 def _end(message: str, status: int) -> int:
     if _is_debug():
         traceback.print_exc()
-    sys.stderr.write(f"olive-ext: {' '.join(message.split())}\n")
+    sys.stderr.write(f"olive-ext: {_plain(message)}\n")
     return status
 
 

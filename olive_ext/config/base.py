@@ -45,6 +45,10 @@ def not_bool(value: Any) -> Any:
 Word = Annotated[str, BeforeValidator(word)]
 Auto = Annotated[Literal["auto"], BeforeValidator(word)]
 Int = Annotated[int, BeforeValidator(not_bool)]
+Seed = Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(not_bool)]
+"""What all random generators take: numpy's have 32 bits."""
+
+Slots = Annotated[int, Field(ge=1, le=2**16), BeforeValidator(not_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(not_bool)]
 NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(not_bool)]
 
@@ -162,6 +166,10 @@ def _words(annotation: Any, constraints: list[Any]) -> str:
 
 def _scalar(annotation: Any, constraints: list[Any]) -> str:
     least, above, below = (_bound(constraints, name) for name in ("ge", "gt", "lt"))
+    if annotation is int and (most := _bound(constraints, "le")) is not None:
+        return f"an integer from {least} to {most}"
+    if annotation is int and below is not None:
+        return f"an integer from {least} to {below - 1}"
     if annotation is int and least == 1:
         return "a positive integer"
     if annotation is int and least is not None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, PositiveInt, Seed, Strict, Word, not_bool, word
 from olive_ext.config.certain import Certain, Number, implied
 from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, ProviderOptions, ProviderRequest
 
@@ -166,7 +166,7 @@ class EvaluationSettings(ExecutionSettings):
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
 
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
     are those of its other backends."""
 

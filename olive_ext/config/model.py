@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word, word
+from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Slots, Strict, Word, word
 from olive_ext.config.workers import Workers
 from olive_ext.errors import ConfigError
 
 ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
 ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
-BatchSize = PositiveInt | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
+BatchSize = Slots | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 Kind = Annotated[Literal["auto", "onnx", "hf"], BeforeValidator(word)]
 
 _LIKE_THE_CANDIDATE = (
@@ -42,7 +42,7 @@ class EngineConfig(Strict):
     run. "auto" takes "genai" where genai_config.json splits the decoder into a pipeline or has inputs of a fixed
     length; the execution's `runtime_origin` gives the reason."""
 
-    num_slots: PositiveInt | Auto = "auto"
+    num_slots: Slots | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
     `batch_size` where that is a number, else as many as fit in a quarter of the host's free memory, at most 16, or in
     half of a CUDA device's, at most 64; 8 where free memory is not known. Where an allocation fails after all, half as
@@ -174,6 +174,10 @@ class ExecutionSettings(Strict):
     """With true two runs give the same bytes: how texts that are scored share a step is chosen by a rule from model and
     requests instead of a measurement, and no call uses what an earlier one has left in the KV cache. "auto" is true in
     every evaluation, and false in a Python session."""
+
+    trust_remote_code: bool = False
+    """Allows code of the model's folder to run: libraries of operators (`custom_ops_library` in genai_config.json), and
+    Python of tokenizers and of Hugging Face models. The only such switch; without it such a model is refused."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""

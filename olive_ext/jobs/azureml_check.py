@@ -79,8 +79,8 @@ def _environment(folder: Path, where: str, environment: Mapping[str, Any]) -> It
         context = folder / str(build["path"])
         if not (context / str(build.get("dockerfile_path", "Dockerfile"))).is_file():
             yield f"{where}: no Dockerfile in {build['path']}"
-        conda = context / "conda.yml" if (context / "conda.yml").is_file() else conda
-    if isinstance(conda, str | Path):
+        conda = f"{build['path']}/conda.yml" if (context / "conda.yml").is_file() else conda
+    if isinstance(conda, str):
         path = folder / conda
         if not path.is_file():
             yield f"{where}: the conda file is not there: {conda}"

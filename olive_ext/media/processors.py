@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
-from olive_ext.model.folders import read_json
+from olive_ext.model.package_config import read_json
 from olive_ext.model.types import TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")

@@ -20,6 +20,7 @@ from olive_ext.model.folders import tokenizer_files
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24
+_LFS = b"version https://git-lfs.github.com/spec/"
 _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
@@ -76,6 +77,27 @@ def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
             raise ModelError(f"'{decoder}' keeps weights in '{location}', and '{places[0]}' does not exist")
         found[location] = file
     return found
+
+
+def refuse_short(decoder: Path, file: Path, needed: int) -> None:
+    """Raises `ModelError` where a file of external data has fewer bytes than the graph reads of it, or is a pointer of
+    Git LFS in its place."""
+    refuse_pointer(file)
+    if (size := file.stat().st_size) < needed:
+        raise ModelError(f"'{file}' has {size:,} bytes, and '{decoder}' reads {needed:,} of it: it is cut off")
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raises `ModelError` for a pointer of Git LFS, which a clone without LFS leaves in the place of a large file."""
+    with file.open("rb") as content:
+        if content.read(len(_LFS)) != _LFS:
+            return
+        text = _LFS + content.read(400)
+    size = next((line[5:].decode() for line in text.splitlines() if line.startswith(b"size ")), "?")
+    raise ModelError(
+        f"'{file}' is a pointer of Git LFS ({file.stat().st_size} bytes) in place of a file of {size} bytes: run `git "
+        "lfs pull`"
+    )
 
 
 def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, dict[str, str]]:

@@ -6,13 +6,13 @@ or known by the names that exporters give to files. Loads no model and knows no 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, listed
+from olive_ext.model.package_config import inside, read_json
 
 GENAI_CONFIG = "genai_config.json"
 OLIVE_RECORD = "model_config.json"
@@ -68,17 +68,6 @@ def contents(folder: Path) -> str:
     return f"it holds {listed(names)}" if names else "it is empty"
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; raises `ModelError` where it holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"'{path}' is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
-    return value
-
-
 def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
     """True for what may be a model on the Hugging Face hub ("owner/name", or "name") and is no path here: a mistyped
     path into a folder that exists is a mistyped path."""
@@ -122,7 +111,8 @@ def find_tokenizer(
         return _from_option(option)
     places = [(str(folder), origin) for folder, origin in upwards(model_folder)]
     if tokenizer_dir := (genai_config.get("model") or {}).get("tokenizer_dir"):
-        places.insert(0, (str(model_folder / tokenizer_dir), "genai_config.json's model.tokenizer_dir"))
+        own = inside(model_folder, tokenizer_dir, "model.tokenizer_dir")
+        places.insert(0, (str(own), "genai_config.json's model.tokenizer_dir"))
     places += candidates
     for place, origin in places:
         if folder := _folder(Path(place)):
@@ -172,8 +162,9 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
         if name and (directory / name).is_file():
             found[part] = (directory / name, f"genai_config.json's model.{section}.filename")
     for part in _SECTIONS:
-        if name := genai_config.get("model", {}).get(part, {}).get("filename"):
-            key, file = f"model.{part}.filename", directory / name
+        if name := ((genai_config.get("model") or {}).get(part) or {}).get("filename"):
+            key = f"model.{part}.filename"
+            file = inside(directory, name, key)
             if not file.is_file():
                 raise ModelError(f"genai_config.json names '{name}' for {key}; '{file}' does not exist")
             found[part] = (file, f"genai_config.json's {key}")
@@ -220,7 +211,7 @@ def pipeline_stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, 
     decoder = (genai_config.get("model") or {}).get("decoder")
     written = decoder.get("pipeline") if isinstance(decoder, Mapping) else None
     stages = [(name, stage) for part in written or () for name, stage in part.items()]
-    return {name: folder / str(stage.get("filename") or "") for name, stage in stages}
+    return {name: inside(folder, stage.get("filename") or "", f"the stage '{name}'") for name, stage in stages}
 
 
 def find_pipeline(folder: Path, genai_config: Mapping[str, Any], graph: Path) -> dict[str, Path]:

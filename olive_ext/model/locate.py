@@ -10,10 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, first_line
 from olive_ext.model import folders
-from olive_ext.model.content import hf_weights, weight_files
+from olive_ext.model.content import hf_weights, refuse_pointer, refuse_short, weight_files
 from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
+from olive_ext.model.package_config import GenaiConfig, HfConfig, inside, read_json
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def locate(
     decoder, rule = _find_decoder(root, onnx_file_name)
     weights = _weights(decoder)
     config_file, config_rule = _find_genai_config(root, decoder)
-    genai_config = folders.read_json(config_file) if config_file else {}
+    genai_config = read_json(config_file, GenaiConfig) if config_file else {}
     stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph))
@@ -56,7 +57,7 @@ def locate(
         decoder=decoder,
         directory=directory,
         genai_config=genai_config,
-        hf_config=folders.read_json(hf_file) if hf_file else {},
+        hf_config=read_json(hf_file, HfConfig) if hf_file else {},
         tokenizer=tokenizer_place,
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, found_by) in companions.items()},
@@ -74,7 +75,11 @@ def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
 
 
 def _weights(graph: Path) -> tuple[Path, ...]:
-    return tuple(weight_files(graph, read_outline(graph).locations).values())
+    locations = read_outline(graph).locations
+    files = weight_files(graph, locations)
+    for location, file in files.items():
+        refuse_short(graph, file, locations[location])
+    return tuple(files.values())
 
 
 def model_kind(path: str | Path) -> Kind:
@@ -103,20 +108,22 @@ def model_kind(path: str | Path) -> Kind:
 
 @dataclass(frozen=True)
 class Outline:
-    """What locating needs to know of a graph: whether it returns logits, and its external-data locations."""
+    """What locating needs to know of a graph: whether it returns logits, and its external-data locations with the bytes
+    that each must have at least."""
 
     has_logits: bool
-    locations: frozenset[str]
+    locations: Mapping[str, int]
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
     """The graph of an .onnx file without its external data; raises `ModelError` where it is broken."""
     import onnx
 
+    refuse_pointer(path)
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except Exception as error:  # protobuf's DecodeError, which only protobuf itself could name here
-        raise ModelError(f"'{path}' is a broken graph: {error}") from error
+        raise ModelError(f"'{path}' is a broken graph: {first_line(error)} ({path.stat().st_size} bytes)") from error
     if not model.graph.output:
         raise ModelError(f"'{path}' is a broken graph: it has no outputs ({path.stat().st_size} bytes)")
     return model
@@ -128,14 +135,24 @@ def read_outline(path: Path) -> Outline:
 
     model = read_graph(path)
     functions = (_node_tensors(function.node) for function in model.functions)
-    locations = {
-        entry.value
-        for tensor in chain(_graph_tensors(model.graph), *functions)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return Outline(any(output.name.startswith("logits") for output in model.graph.output), frozenset(locations))
+    locations: dict[str, int] = {}
+    for tensor in chain(_graph_tensors(model.graph), *functions):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location, end = _external_place(path, tensor)
+            locations[location] = max(end, locations.get(location, 0))
+    return Outline(any(output.name.startswith("logits") for output in model.graph.output), locations)
+
+
+def _external_place(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
+    """The file of a tensor's numbers, and where they end in it, in bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        place = entries["location"], int(entries.get("offset") or 0) + int(entries.get("length") or 0)
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
+    if min(int(entries.get(key) or 0) for key in ("offset", "length")) < 0:
+        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}")
+    return place
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -178,7 +195,7 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
     if not (root / GENAI_CONFIG).is_file():
         return None, ""
-    config = folders.read_json(root / GENAI_CONFIG)
+    config = read_json(root / GENAI_CONFIG, GenaiConfig)
     model = config.get("model") or {}
     decoder = model.get("decoder")
     if not isinstance(decoder, Mapping):
@@ -190,7 +207,7 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     name = decoder.get("filename")
     if not name:
         return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
-    if not (root / name).is_file():
+    if not inside(root, name, "model.decoder.filename").is_file():
         return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {folders.contents(root)}"
     return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
 
@@ -244,7 +261,10 @@ def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
 
 
 def _names(config: Path, decoder: Path) -> bool:
-    written = folders.read_json(config)
+    try:
+        written = read_json(config, GenaiConfig)
+    except ModelError:
+        return False  # another model's
     section = (written.get("model") or {}).get("decoder") or {}
     named = config.parent / str(section.get("filename") or "")
     files = (named, *folders.pipeline_stages(config.parent, written).values())

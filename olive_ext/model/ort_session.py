@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ERRORS_ONLY = 3
+_SILENT, _WARNINGS = 4, 2
+"""ONNX Runtime's levels of its log. What it has to say to a user is in its exceptions, which become our messages; its
+log lines go to stderr, in colour, past Python. With OLIVE_EXT_DEBUG=1 they are shown."""
+
+_CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
+_SOURCE = re.compile(r"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ")
 
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
@@ -37,19 +43,27 @@ def open_session(
     *,
     external_data_folder: Path | None = None,
     profile_prefix: Path | None = None,
+    custom_operators: Path | None = None,
     label: str | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
 
     A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
-    in errors. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
-    `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
-    `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
+    in errors; `custom_operators` is a library that ONNX Runtime loads. Of `settings` the CPU fallback, the number of
+    threads and ONNX Runtime's options count. Raises `ModelError` where ONNX Runtime refuses the model and
+    `ProviderError` where a provider does not come up; with `allow_cpu_fallback` the latter is a warning and the session
+    runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
 
     def open_on(wanted: Sequence[Provider]) -> onnxruntime.InferenceSession:
-        return _open(model, wanted, _session_options(external_data_folder, settings.engine, profile_prefix), name)
+        options = _session_options(external_data_folder, settings.engine, profile_prefix)
+        if custom_operators is not None:
+            try:
+                options.register_custom_ops_library(str(custom_operators))
+            except Exception as error:
+                raise _refusal(error, wanted, name) from error
+        return _open(model, wanted, options, name)
 
     try:
         return open_on(providers)
@@ -58,6 +72,29 @@ def open_session(
             raise ProviderError(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
         logger.warning("%s; running on the CPU", error)
         return open_on([Provider(CPU, "cpu")])
+
+
+def reason_of(error: BaseException) -> str:
+    """The message of an exception of ONNX Runtime, without the C++ places and signatures that it may begin with."""
+    text = _CODES.sub("", joined_lines(error, width=4000))
+    while (found := _SOURCE.search(text)) is not None:
+        text = f"{text[: found.start()]}{_behind_signature(text[found.end() :])}"
+    return text if len(text) <= 400 else f"{text[:396]} ..."
+
+
+def _behind_signature(text: str) -> str:
+    """`text` without the C++ signature in front: up to the bracket that closes its parameters."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        is_call = text[place + 1 : place + 2] == "("  # operator()(...)
+        if letter == ")" and depth == 0 and not is_call:
+            return text[place + 1 :].removeprefix(" const").lstrip()
+    return text
+
+
+def _log_level() -> int:
+    return _WARNINGS if os.environ.get("OLIVE_EXT_DEBUG", "") not in ("", "0") else _SILENT
 
 
 def read_adapter(path: str) -> onnxruntime.AdapterFormat:
@@ -77,7 +114,8 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _log_level()
+    onnxruntime.set_default_logger_severity(_log_level())
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
     if config.num_threads != "auto":
@@ -115,7 +153,7 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
     if dropped := [provider.name for provider in providers if provider.name not in used]:
         raise ProviderError(
             f"ONNX Runtime dropped {', '.join(dropped)} while opening {name} and would run on {', '.join(used)} only "
-            f"(a library or a device is missing; its log above says which)"
+            f"(a library or a device is missing; OLIVE_EXT_DEBUG=1 shows its log, which says which)"
         )
     return session
 
@@ -143,7 +181,7 @@ def _preload_cuda(onnxruntime: Any) -> None:
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
     """Distinguishes a provider's failure from the model's by ONNX Runtime's words, which has no type for it."""
-    reason = joined_lines(error)
+    reason = reason_of(error)
     others = ", ".join(provider.name for provider in providers if provider.name != CPU)
     says_provider = "provider" in reason.replace(name, "").lower()
     if others and (says_provider or type(error).__name__ in ("EPFail", "ValueError")):

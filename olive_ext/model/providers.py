@@ -68,6 +68,11 @@ def resolve_providers(
                 raise ProviderError(f"{missing}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
             logger.warning("%s; running without it", missing)
             continue
+        if row.name == CPU and asked_options and origin != "genai_config.json":
+            names_given = ", ".join(f"'{key}'" for key in asked_options)
+            raise ProviderError(
+                f"{CPU} takes no options, and was given {names_given}; threads are 'engine.num_threads'"
+            )
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
@@ -139,8 +144,6 @@ def _written(request: Any, handed_over: Any, genai_config: Mapping[str, Any] | N
             return _pairs(value, origin), origin
     decoder = ((genai_config or {}).get("model") or {}).get("decoder") or {}
     entries = (decoder.get("session_options") or {}).get("provider_options") or []
-    if not all(isinstance(entry, Mapping) for entry in entries):
-        raise ProviderError(f"genai_config.json has provider_options = {entries!r}: expected a list of objects")
     written: list[Written] = [
         (name, {key: value for key, value in (options or {}).items() if key not in _GENAI_ONLY})
         for entry in entries

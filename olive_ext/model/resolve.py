@@ -6,6 +6,7 @@ and no engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ModelError
+from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
+from olive_ext.model.folders import GENAI_CONFIG
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
 from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
+from olive_ext.model.package_config import custom_operators_of, inside
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
 
@@ -35,10 +38,15 @@ def resolve(
     `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
     accelerator names. Raises `ModelError` where there is no such model, or none of its kind.
     """
+    threads, processors = settings.engine.num_threads, os.cpu_count()
+    if threads != "auto" and processors is not None and threads > processors:
+        raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
     path, written, name, tokenizer = settings.place
     kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
     files = locate_hf(path, tokenizer) if kind == "hf" else locate(path, name, tokenizer, tokenizer_candidates)
-    return ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
+    model = ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
+    _ = model.custom_operators
+    return model
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,18 @@ class ResolvedModel:
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
         )
 
+    @cached_property
+    def custom_operators(self) -> Path | None:
+        """The library of operators that genai_config.json names, which is native code. Raises `ModelError` unless such
+        code is trusted."""
+        name = custom_operators_of(self.files.genai_config)
+        if name is None or self.settings.trust_remote_code:
+            return None if name is None else inside(self.files.directory, name, "custom_ops_library")
+        raise ModelError(
+            f"'{self.files.directory / GENAI_CONFIG}' names the library of operators '{name}', native code that would "
+            "run here: nothing of a model's folder is run unless 'trust_remote_code' = true"
+        )
+
     @property
     def device(self) -> Device:
         """The device where the first provider keeps its values."""
@@ -106,7 +126,8 @@ class ResolvedModel:
         files, adapters = self.files, self.settings.engine.adapters
         provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
         try:
-            return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
+            with understood(files.decoder):
+                return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
             raise decisions.suggest_genai(error, files) from error
 

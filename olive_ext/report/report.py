@@ -72,6 +72,8 @@ def from_json(text: str) -> Report:
     """
     try:
         return TypeAdapter(Report).validate_python(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     except ValidationError as error:
         found = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, found['loc'])) or 'as a whole'}: {found['msg']}") from error

@@ -17,6 +17,7 @@ from olive_ext.report.report import Report, to_json
 from olive_ext.report.scores import ChainStep
 
 logger = logging.getLogger(__name__)
+_PROBE_BYTES = 1 << 16
 _INSTALL = "pip install jinja2 matplotlib"
 
 
@@ -61,16 +62,29 @@ def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path
 
 
 def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
-    """Raises `ConfigError` where `write` could not make or fill `directory`; changes nothing.
+    """Raises `ConfigError` where `write` could not make or fill `directory`: a small file is written to the nearest
+    folder that exists, and removed.
 
     For use before hours of evaluation, not after.
     """
     path = Path(directory).absolute()
-    nearest = next(place for place in (path, *path.parents) if place.exists())
+    nearest = next(place for place in (path, *path.parents) if place.exists() or place.is_symlink())
+    where = f"'{setting}' = '{directory}'"
+    if not nearest.exists():
+        raise ConfigError(f"{where}: '{nearest}' is a symbolic link to '{nearest.readlink()}', which does not exist")
     if not nearest.is_dir():
-        raise ConfigError(f"'{setting}' = '{directory}': '{nearest}' is not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"'{setting}' = '{directory}': no permission to write in '{nearest}'")
+        raise ConfigError(f"{where}: '{nearest}' is not a folder")
+    probe = nearest / f".olive_ext.{uuid.uuid4().hex}"
+    try:
+        with probe.open("xb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot write in '{nearest}': {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the report") -> None:

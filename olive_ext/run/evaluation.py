@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, RunError
-from olive_ext.report import Metric, Report, write
+from olive_ext.errors import ConfigError, RunError, UnwrittenError
+from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
-from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
@@ -23,6 +23,7 @@ from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.lost_requests import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
     from olive_ext.records.journal import Journal
@@ -50,9 +51,14 @@ def evaluate(
     if lm is None:
         _refuse_missing(config, models)
     with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
-        report = _named(_evaluate(models, lm, log_folder), names or Names())
-        if config.output_dir is not None:
-            write(report, config.output_dir)
+        report, write_logs = _evaluate(models, lm, log_folder)
+        report = _named(report, names or Names())
+        try:
+            write_logs()
+            if config.output_dir is not None:
+                write(report, config.output_dir)
+        except RunError as error:
+            raise UnwrittenError(str(error), report) from error
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
 
@@ -65,14 +71,20 @@ def _named(report: Report, names: Names) -> Report:
     return replace(report, model=model, comparison=comparison)
 
 
-def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[Report, Callable[[], object]]:
+    """The report, and what writes the sample logs."""
     config = models.config
+    from olive_ext.backends.lm_eval.generation_settings import check_numbers
+    from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
     seeds = Seeds.of(config.seed)
     with models.clock.phase("tasks"):
         tasks = load_tasks(names, config.include_path, seeds) if names else None
+    if tasks is not None:
+        refuse_shots(tasks.tasks, config.num_fewshot)
+        check_numbers(config.gen_kwargs)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()
@@ -93,10 +105,11 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> Report:
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    if log_folder is not None and tasks is not None:
-        fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
-        write_samples(results.get("samples", {}), config.sample_log_num, log_folder, fields)
-    return report
+    if log_folder is None or tasks is None:
+        return report, lambda: None
+    fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
+    samples = results.get("samples", {})
+    return report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields)
 
 
 def check_complete(report: Report, on_error: str) -> None:
@@ -110,9 +123,15 @@ def check_complete(report: Report, on_error: str) -> None:
 
 
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
-    """Refuses paths that lead nowhere and providers that are not there, before lm-eval is imported for seconds."""
+    """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
+    imported for seconds."""
     asked_tasks(config)
     task_folders(config.include_path)
+    written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
+    written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
+    for setting, folder in written.items():
+        if folder is not None:
+            check_writable(folder, setting)
     for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
         if model.kind == "onnx":
             _ = model.providers
@@ -164,7 +183,9 @@ def _report(
         counters=counters,
         seconds=models.clock.spent("candidate"),
     )
-    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
+    lost: Sequence[LostRequest] = getattr(lm, "lost", ())
+    missing = [Metric(MISSING, "requests", "none", float(len(lost)), higher_is_better=False)] if lost else []
+    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs, *missing)
     if comparison is not None:
         own = [metric for metric in metrics if metric.task != NON_FINITE]
         metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
@@ -177,9 +198,7 @@ def _report(
         hardware=describe_hardware(),
         engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
-        missing=tuple(
-            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
-        ),
+        missing=tuple({"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in lost),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         comparison=comparison,
     )

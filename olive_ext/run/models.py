@@ -198,7 +198,9 @@ class Models:
         from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, special_traits, tokenizer_traits
 
         both = self.other, self.own
-        reference, own = (load_tokenizer(model.files.tokenizer) for model in both)
+        reference, own = (
+            load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code) for model in both
+        )
         names = (model.settings.model for model in both)
         refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
         return special_traits(reference) == special_traits(own)
@@ -227,5 +229,6 @@ def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
         batch_size=settings.batch_size,
         max_length=settings.max_length,
         reports_non_finite=settings.non_finite == "report",
+        trust_remote_code=settings.trust_remote_code,
         model_args=model_args,
     )

@@ -72,6 +72,7 @@ def open(
     batch_size: int | str = "auto",
     non_finite: str = "error",
     deterministic: bool | str = "auto",
+    trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
     add_bos_token: bool | None = None,
@@ -202,10 +203,17 @@ def open_parts(model: ResolvedModel) -> Parts:
 
 
 def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
     settings = model.settings
-    return load_tokenizer(
-        model.files.tokenizer, add_bos_token=settings.add_bos_token, prefix_token_id=settings.prefix_token_id
+    tokenizer = load_tokenizer(
+        model.files.tokenizer,
+        add_bos_token=settings.add_bos_token,
+        prefix_token_id=settings.prefix_token_id,
+        trust_remote_code=settings.trust_remote_code,
     )
+    if model.runtime[0] == "onnxruntime":
+        tokenizer.refuse_smaller_vocabulary(model.spec.vocab_size, str(model.files.decoder))
+    return tokenizer
 
 
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:

@@ -6,13 +6,12 @@ stop) and are left out of the returned text. Knows no engine.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError
+from olive_ext.model.package_config import GenerationConfig, read_json
 from olive_ext.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
@@ -48,18 +47,11 @@ def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> 
     """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
     in `directory`. Each may hold one id or a list; empty where none has any."""
     files = (directory / "generation_config.json", directory / "config.json")
-    for section in (genai_config.get("model", {}), *map(_read_config, files)):
+    written = (read_json(path, GenerationConfig) for path in files if path.is_file())
+    for section in (genai_config.get("model") or {}, *written):
         if (named := section.get(key)) is not None:
             return [named] if isinstance(named, int) else list(named)
     return ()
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ModelError(f"'{path}' is not valid JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 class StopChecker:

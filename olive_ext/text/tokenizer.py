@@ -36,13 +36,20 @@ _PROBES = (
 """Texts on which normalizers and pre-tokenizers show."""
 
 
-def load_tokenizer(where: str, *, add_bos_token: bool | None = None, prefix_token_id: int | None = None) -> Tokenizer:
-    """The tokenizer in folder (or under hub name) `where`; raises `ModelError` where transformers cannot load it."""
+def load_tokenizer(
+    where: str,
+    *,
+    add_bos_token: bool | None = None,
+    prefix_token_id: int | None = None,
+    trust_remote_code: bool = False,
+) -> Tokenizer:
+    """The tokenizer in folder (or under hub name) `where`; raises `ModelError` where transformers cannot load it, or
+    where it brings Python code that is not trusted."""
     from transformers import AutoTokenizer
 
     load: Any = AutoTokenizer.from_pretrained
     try:
-        hf = load(where)
+        hf = load(where, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {first_line(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
@@ -70,6 +77,17 @@ class Tokenizer:
 
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
+
+    def refuse_smaller_vocabulary(self, vocab_size: int, model: str) -> None:
+        """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
+        where they are written out only, may lie beyond: some published models have such."""
+        added = self.hf.added_tokens_decoder.keys()
+        beyond = [number for number in self.hf.get_vocab().values() if number >= vocab_size and number not in added]
+        if beyond:
+            raise ModelError(
+                f"the tokenizer in '{self.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
+                f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
+            )
 
     @property
     def pad_token_id(self) -> int | None:

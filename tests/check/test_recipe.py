@@ -60,7 +60,7 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
         (
             ("evaluators", "ours", "batch_size"),
             "foo",
-            "'evaluators.ours.batch_size' = 'foo': give a positive integer or \"auto\"",
+            "'evaluators.ours.batch_size' = 'foo': give an integer from 1 to 65536 or \"auto\"",
         ),
         (("passes", "measure", "limt"), 1, "unknown key 'passes.measure.limt': did you mean 'limit'?"),
         (("passes", "measure", "require"), [{"metric": "acc"}], "passes.measure.require.0: give 'max' or 'min'"),

@@ -10,7 +10,7 @@ import pytest
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 
-AUTO_OR_COUNT = 'give a positive integer or "auto"'
+AUTO_OR_COUNT = 'give an integer from 1 to 65536 or "auto"'
 
 
 def refusal(where: str = "", **values: Any) -> str:
@@ -28,7 +28,7 @@ def refusal(where: str = "", **values: Any) -> str:
         ({"limit": -1}, "'limit' = -1: give a positive integer or a number between 0 and 1"),
         ({"limit": True}, "'limit' = True: give a positive integer or a number between 0 and 1"),
         ({"num_fewshot": -1}, "'num_fewshot' = -1: give an integer from 0"),
-        ({"seed": "x"}, "'seed' = 'x': give an integer from 0"),
+        ({"seed": "x"}, "'seed' = 'x': give an integer from 0 to 4294967295"),
         ({"tasks": []}, "'tasks' = []: give a non-empty list, each item a string or a mapping"),
         ({"tasks": "a"}, "'tasks' = 'a': give a non-empty list, each item a string or a mapping"),
         ({"apply_chat_template": []}, "'apply_chat_template' = []: give true or false or a string"),

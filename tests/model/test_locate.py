@@ -274,7 +274,7 @@ def test_onnx_file_name_that_contradicts_the_path_is_refused(package: Path) -> N
         locate(package, "other.onnx")
 
 
-@pytest.mark.parametrize("content", [b"nonsense", b"", b"version https://git-lfs.github.com/spec/v1\n"])
+@pytest.mark.parametrize("content", [b"nonsense", b""])
 def test_broken_graph_is_named(package: Path, content: bytes) -> None:
     (package / "model.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.onnx' is a broken graph"):
@@ -295,7 +295,7 @@ def test_external_data_of_subgraphs_and_functions_is_seen(tmp_path: Path) -> Non
     constant = helper.make_node("Constant", [], ["k"], value=graph("y", ["function.data"]).graph.initializer[0])
     model.functions.append(helper.make_function("own", "F", [], ["k"], [constant], [helper.make_opsetid("", 17)]))
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert read_outline(tmp_path / "m.onnx").locations == {"inner.data", "function.data"}
+    assert read_outline(tmp_path / "m.onnx").locations.keys() == {"inner.data", "function.data"}
     assert model.functions[0].node[0].attribute[0].t.data_location == TensorProto.EXTERNAL
 
 

@@ -117,7 +117,7 @@ def test_broken_model_is_one_line(tmp_path: Path) -> None:
         (b"nonsense", None, "the edited graph"),
         (b"nonsense", "my model", "my model"),
     ):
-        with pytest.raises(ModelError, match="INVALID_PROTOBUF") as caught:
+        with pytest.raises(ModelError, match=r"(?i)protobuf parsing failed") as caught:
             open_session(model, CPU_ONLY, label=label)
         assert str(caught.value).startswith(f"ONNX Runtime cannot open {name}: ")
         assert "\n" not in str(caught.value)
@@ -186,5 +186,5 @@ def test_plugin_provider_does_not_mix_with_a_built_in_one(webgpu: tuple[Provider
 
 @pytest.mark.webgpu
 def test_plugin_provider_refuses_a_broken_model_as_the_models_fault(webgpu: tuple[Provider, ...]) -> None:
-    with pytest.raises(ModelError, match="INVALID_PROTOBUF"):
+    with pytest.raises(ModelError, match=r"(?i)protobuf parsing failed"):
         open_session(b"nonsense", webgpu)

@@ -153,5 +153,5 @@ def test_read_stop_ids_takes_the_first_file_that_names_any(tmp_path: Path, genai
 
 def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"generation_config\.json' is not valid JSON"):
+    with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
         read_stop_ids(byte_level(), tmp_path, {})

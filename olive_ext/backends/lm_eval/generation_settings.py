@@ -6,6 +6,7 @@ Reads `gen_kwargs` with lm-eval's own helpers, so that aliases and defaults are 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +35,35 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 _KNOWN = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length"})
 
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""lm-eval's names of the most tokens to be generated."""
+
 _GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 """The settings of sampling, with the values that a greedy generation has."""
+
+
+_NUMBERS: Mapping[str, tuple[type[int | float], float, float, str]] = {
+    "temperature": (float, 0, math.inf, "a number of at least 0 (0 is greedy)"),
+    "top_p": (float, math.ulp(0.0), 1, "a number above 0 and at most 1 (1 turns it off)"),
+    "top_k": (int, 0, math.inf, "a whole number of at least 0 (0 turns it off)"),
+    "seed": (int, 0, math.inf, "a whole number of at least 0"),
+    "max_length": (int, 1, math.inf, "a positive integer"),
+    **dict.fromkeys(_LENGTHS, (int, 1, math.inf, "a positive integer")),
+}
+"""The type and the least and largest value of the settings that are numbers, and these in words."""
+
+
+def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
+    """Raises `TaskError` for a number that no generation can have, whether the generation is sampled or not."""
+    for name, (kind, least, most, words) in _NUMBERS.items():
+        value = gen_kwargs.get(name)
+        try:
+            found = None if value is None or isinstance(value, bool) else kind(value)
+            is_right = value is None or (found is not None and least <= found <= most and found == float(value))
+        except (ValueError, TypeError, OverflowError):
+            is_right = False
+        if not is_right:
+            raise TaskError(f"generation setting '{name}' = {value!r}: give {words}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +81,7 @@ class GenerationSettings:
     @classmethod
     def read(cls, gen_kwargs: Mapping[str, Any], default_max_gen_toks: int, eos: str | None, seed: int) -> Self:
         """Reads `gen_kwargs` without changing it. Raises `TaskError` for a setting that is not supported."""
+        check_numbers(gen_kwargs)
         kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
         for name, value in kwargs.items():
             if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
@@ -60,8 +89,6 @@ class GenerationSettings:
         until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
         if not all(isinstance(stop, str) for stop in until):
             raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
-        if kwargs["max_gen_toks"] < 1:
-            raise TaskError(f"generation setting 'max_gen_toks' = {kwargs['max_gen_toks']}: give a positive integer")
         unread = () if kwargs["do_sample"] else _GREEDY
         given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
         sampling = {**_GREEDY, "seed": seed, **given}

@@ -245,12 +245,13 @@ def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
     """A model that runs on transformers. Raises `ModelError` for what cannot be loaded as a causal language model."""
     settings, threads = model.settings, model.settings.engine.num_threads
     num_threads = None if threads == "auto" else threads
-    loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads=num_threads)
+    trusted = settings.trust_remote_code
+    loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads, trust_remote_code=trusted)
     return OpenedRunner(HfRunner(loaded, facts, settings.max_length), choose_chunk_size(settings.engine)[0])
 
 
 def load_model(
-    where: str, dtype: str, device: str | None, num_threads: int | None = None
+    where: str, dtype: str, device: str | None, num_threads: int | None = None, *, trust_remote_code: bool = False
 ) -> tuple[Any, dict[str, Any]]:
     """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
     own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process. Raises `ModelError` for
@@ -260,9 +261,14 @@ def load_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
+    trust = {"trust_remote_code": trust_remote_code}
     try:
-        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where), "is_encoder_decoder", False)
-        model = None if is_encoder_decoder else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where, **trust), "is_encoder_decoder", False)
+        model = (
+            None
+            if is_encoder_decoder
+            else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **trust)
+        )
     except Exception as error:
         raise ModelError(f"transformers cannot load '{where}' as a causal model: {first_line(error)}") from error
     if model is None:

@@ -199,6 +199,7 @@ class Opener:
 
     def _open(self, graph: bytes, file: Path, *, is_captured: bool = False, **places: Any) -> ort.InferenceSession:
         providers = _capturing(self.model.providers) if is_captured else self.model.providers
+        places["custom_operators"] = self.model.custom_operators
         return open_session(graph, providers, self.model.settings, label=str(file), **places)
 
 

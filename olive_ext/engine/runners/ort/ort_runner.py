@@ -24,6 +24,7 @@ from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.graph.tree_attention import BiasInput
+from olive_ext.model.ort_session import reason_of
 from olive_ext.model.types import DecoderSpec, Device
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ def named_ort_failures(doing: str) -> Iterator[None]:
         if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
             raise
         kind = MemoryShortageError if is_memory_error(error) else RunError
-        raise kind(f"ONNX Runtime failed {doing}: {first_line(error)}") from error
+        raise kind(f"ONNX Runtime failed {doing}: {reason_of(error)}") from error
 
 
 def is_memory_error(error: Exception) -> bool:

@@ -1,0 +1,266 @@
+"""One table of mistakes: what a user did, and the one line that is said of it. Each ends with exit status 2, a line
+that names the mistake, no traceback, and nothing of other libraries on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from olive_ext.cli import main
+from tests.backends.local_tasks import CHOICE, write_tasks
+from tests.check.tiny import put_model
+
+DEEP = "[" * 100_000
+
+
+class Place:
+    """A model, tasks, and a folder for one mistake."""
+
+    def __init__(self, root: Path, here: Path) -> None:
+        self.whole, self.tasks, self.here = root / "model", root / "tasks", here
+        self.model = Path(shutil.copytree(self.whole, here / "model"))
+        self.argv: list[object] = ["evaluate", self.model, "--tasks", "tiny_choice", "--include-path", self.tasks]
+
+    def put(self, name: str, text: str) -> Place:
+        """A file of the model."""
+        (self.model / name).write_text(text)
+        return self
+
+    def genai(self, **values: Any) -> Place:
+        """The package with these keys in genai_config.json's `model`; None for the decoder's file."""
+        decoder = {"filename": "model.onnx", **values.pop("decoder", {})}
+        content = {"model": {"type": "llama", "context_length": 64, "decoder": decoder, **values}}
+        (self.model / "genai_config.json").write_text(json.dumps(content))
+        return self
+
+    def task(self, text: str) -> Place:
+        folder = self.here / "tasks"
+        shutil.copytree(self.tasks, folder)
+        (folder / "mine.yaml").write_text(text.replace("tiny_choice", "mine"))
+        self.argv[3], self.argv[5] = "mine", folder
+        return self
+
+    def also(self, *more: object) -> Place:
+        self.argv += more
+        return self
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistakes")
+    put_model(folder / "model")
+    (folder / "model" / "config.json").write_text('{"max_position_embeddings": 64}')
+    write_tasks(folder / "tasks")
+    return folder
+
+
+def edit_graph(place: Place, edit: Callable[[onnx.ModelProto], None]) -> Place:
+    graph = onnx.load(place.model / "model.onnx")
+    edit(graph)
+    onnx.save(graph, place.model / "model.onnx")
+    return place
+
+
+def external(place: Place, edit: Callable[[Path], object]) -> Place:
+    """The weights in a file of their own, which `edit` changes."""
+    graph = onnx.load(place.model / "model.onnx")
+    onnx.save(graph, place.model / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
+    edit(place.model / "w.data")
+    return place
+
+
+def smaller(graph: onnx.ModelProto) -> None:
+    """A vocabulary of 100 tokens; the tokenizer has 320."""
+    for tensor in graph.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if tensor.name == "embedding":
+            tensor.CopyFrom(numpy_helper.from_array(values[:100].copy(), tensor.name))
+        if tensor.name == "head":
+            tensor.CopyFrom(numpy_helper.from_array(values[:, :100].copy(), tensor.name))
+    graph.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 100
+
+
+def written(place: Place, name: str, text: str) -> Path:
+    path = place.here / name
+    path.write_text(text)
+    return path
+
+
+def linked(place: Place, name: str, target: str) -> Path:
+    path = place.here / name
+    path.symlink_to(target)
+    return path
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
+MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
+    # folders, before the model is opened
+    "output is a file": (lambda p: p.also("--output", written(p, "f", "")), "'output_dir' = .*f' is not a folder"),
+    "output below a file": (lambda p: p.also("--output", written(p, "f", "") / "x"), "f' is not a folder"),
+    "output is a dangling link": (
+        lambda p: p.also("--output", linked(p, "l", "/no/x")),
+        "symbolic link to '/no/x', which does not exist",
+    ),
+    "output cannot be written": (
+        lambda p: p.also("--output", "/proc/x"),
+        "'output_dir' = '/proc/x': cannot write in '/proc'",
+    ),
+    "log folder is a file": (
+        lambda p: p.also("--sample-log-num", 1, "--set", f"sample_log_dir={written(p, 'f', '')}"),
+        "'sample_log_dir' = .*not a folder",
+    ),
+    "journal below a file": (
+        lambda p: p.also("--use-cache", written(p, "f", "") / "x"),
+        "'use_cache' = .*f' is not a folder",
+    ),
+    # settings
+    "seed below 0": (lambda p: p.also("--seed", -1), "'seed' = '-1': give an integer from 0 to 4294967295"),
+    "seed beyond 32 bits": (lambda p: p.also("--seed", 2**40), "'seed' = '1099511627776': give an integer from 0 to"),
+    "more threads than processors": (
+        lambda p: p.also("--set", "engine.num_threads=100000"),
+        "'engine.num_threads' = 100000: this machine has",
+    ),
+    "slots beyond reason": (lambda p: p.also("--set", "engine.num_slots=100000000"), "give an integer from 1 to 65536"),
+    "options of the CPU": (
+        lambda p: p.also("--provider", "cpu", "--provider-option", "bogus=1"),
+        "takes no options, and was given 'bogus'",
+    ),
+    "provider that is not here": (
+        lambda p: p.also("--provider", "cuda"),
+        "CUDAExecutionProvider .* is not in this build",
+    ),
+    "top_k is a word": (
+        lambda p: p.also("--gen-kwargs", "top_k=abc,do_sample=true"),
+        "'top_k' = 'abc': give a whole number",
+    ),
+    "temperature is a word": (lambda p: p.also("--gen-kwargs", "temperature=x"), "'temperature' = 'x': give a number"),
+    "temperature below 0": (
+        lambda p: p.also("--gen-kwargs", "temperature=-1"),
+        "'temperature' = -1: give a number of at least 0",
+    ),
+    "no tokens to generate": (
+        lambda p: p.also("--gen-kwargs", "max_gen_toks=abc"),
+        "'max_gen_toks' = 'abc': give a positive integer",
+    ),
+    "more examples than documents": (
+        lambda p: p.also("--num-fewshot", 1000),
+        "'num_fewshot' = 1000: task 'tiny_choice' has 6 documents",
+    ),
+    "chat template that is not there": (
+        lambda p: p.also("--apply-chat-template"),
+        "'apply_chat_template' = true: the tokenizer in .* has no chat template",
+    ),
+    # genai_config.json
+    "context is a word": (
+        lambda p: p.genai(context_length="many"),
+        "genai_config.json': 'model.context_length' = 'many': give a positive integer",
+    ),
+    "context below 0": (lambda p: p.genai(context_length=-5), "'model.context_length' = -5: give a positive integer"),
+    "eos is a mapping": (
+        lambda p: p.genai(eos_token_id={"a": 1}),
+        "'model.eos_token_id' = .*: give an integer or a list",
+    ),
+    "file name is a number": (
+        lambda p: p.genai(decoder={"filename": 3}),
+        "'model.decoder.filename' = 3: give a string",
+    ),
+    "inputs are a list": (lambda p: p.genai(decoder={"inputs": ["a"]}), "'model.decoder.inputs' = "),
+    "options are a list": (
+        lambda p: p.genai(decoder={"session_options": [1]}),
+        "'model.decoder.session_options' = .*: give a mapping",
+    ),
+    "window is a word": (
+        lambda p: p.genai(decoder={"sliding_window": {"window_size": "q"}}),
+        "'model.decoder.sliding_window.window_size' = 'q'",
+    ),
+    "pipeline is a word": (lambda p: p.genai(decoder={"pipeline": "x"}), "'model.decoder.pipeline' = 'x'"),
+    "file outside": (lambda p: p.genai(decoder={"filename": "../x.onnx"}), "not inside of the folder"),
+    "file absolute": (lambda p: p.genai(decoder={"filename": "/etc/passwd"}), "not inside of the folder"),
+    "tokenizer outside": (lambda p: p.genai(tokenizer_dir="../.."), "model.tokenizer_dir, which is not inside"),
+    "native code": (
+        lambda p: p.genai(decoder={"session_options": {"custom_ops_library": "evil.so"}}),
+        "nothing of a model's folder is run unless 'trust_remote_code' = true",
+    ),
+    # graphs and weights
+    "weights missing": (lambda p: external(p, Path.unlink), "w.data' does not exist"),
+    "weights cut off": (
+        lambda p: external(p, lambda f: f.write_bytes(f.read_bytes()[:999])),
+        r"w.data' has 999 bytes, and .* reads [\d,]+ of it",
+    ),
+    "weights not pulled": (
+        lambda p: external(p, lambda f: f.write_text(LFS)),
+        "w.data' is a pointer of Git LFS .* in place of a file of 12345 bytes",
+    ),
+    "graph not pulled": (lambda p: p.put("model.onnx", LFS), "model.onnx' is a pointer of Git LFS"),
+    "smaller vocabulary": (lambda p: edit_graph(p, smaller), "has tokens up to 319, and .* a vocabulary of 100"),
+    "unknown opset": (
+        lambda p: edit_graph(p, lambda g: setattr(g.opset_import[0], "version", 999)),
+        "cannot open .*: ONNX Runtime only .guarantees. support",
+    ),
+    "unknown version": (
+        lambda p: edit_graph(p, lambda g: setattr(g, "ir_version", 999)),
+        "cannot open .*: Unsupported model IR version: 999",
+    ),
+    # JSON
+    "deep JSON": (
+        lambda p: p.put("genai_config.json", DEEP),
+        "genai_config.json' is not readable JSON: it is nested too deeply",
+    ),
+    "huge JSON": (
+        lambda p: p.put("config.json", " " * (17 << 20)),
+        "config.json' has 17,825,792 bytes: no configuration has more",
+    ),
+    "config.json with words": (
+        lambda p: p.put("config.json", '{"n_positions": "x"}'),
+        "config.json': 'n_positions' = 'x': give a positive integer",
+    ),
+    # tasks
+    "task that cannot be parsed": (lambda p: p.task(CHOICE + "\nfoo: [1,2"), r"mine.yaml', line \d+ cannot be parsed"),
+    "task that is a list": (lambda p: p.task("- a\n"), "mine.yaml' holds no mapping"),
+    "metric that is unknown": (
+        lambda p: p.task(CHOICE.replace("acc_norm", "nosuch")),
+        "task 'mine' has the unknown metric 'nosuch'; there are acc",
+    ),
+    "aggregation that is unknown": (
+        lambda p: p.task(CHOICE.replace("metric: acc\n", "metric: acc\n    aggregation: nosuch\n")),
+        "unknown aggregation 'nosuch'; there are",
+    ),
+    "document without choices": (
+        lambda p: p.task(
+            CHOICE.replace("doc_to_choice: choices", 'doc_to_choice: "{{ [] if answer == 2 else choices }}"')
+        ),
+        "task 'mine', document 1: it has no choices",
+    ),
+    "document without a target": (
+        lambda p: p.task(CHOICE.replace("answer", "'{{ none }}'")),
+        "task 'mine', document 0: its target is 'None'",
+    ),
+    "template that leaves its sandbox": (
+        lambda p: p.task(CHOICE.replace("{{question}}", "{{ question.__class__.__mro__ }}")),
+        "SecurityError|unsafe",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_named_in_one_line(
+    mistake: str, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLIVE_EXT_ISOLATION", "none")
+    make, expected = MISTAKES[mistake]
+    place = make(Place(root, tmp_path))
+    assert main([str(word) for word in place.argv]) == 2
+    _, err = capfd.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith("olive-ext: WARNING")]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("olive-ext: error: ")
+    assert "onnxruntime_src" not in lines[0]
+    assert re.search(expected, lines[0]), lines[0]
