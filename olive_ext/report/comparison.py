@@ -216,6 +216,9 @@ class Comparison:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The reference's own lm-eval results, as `Report.results`."""
 
+    missing: int = 0
+    """Requests of either model without an answer; their documents are not compared."""
+
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""
 

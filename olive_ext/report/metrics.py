@@ -19,6 +19,9 @@ NAMES = (
 """Names of the metrics that `comparison_metrics` makes."""
 
 
+MISSING = "missing"
+"""The task whose metric "requests" counts the requests without an answer, where there are any."""
+
 NON_FINITE = "non_finite"
 """The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
 

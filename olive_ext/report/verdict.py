@@ -70,7 +70,8 @@ def verdict(comparison: Comparison) -> Verdict:
     found = [*certain, *against] or [_in_favour(changes)]
     worst = min((kind for kind, _ in found), key=_KINDS.index)
     told = [text for kind, text in found if kind == worst or worst != "loss" or (kind, text) in certain]
-    return Verdict(worst, "; ".join(told), figures, documents)
+    lost = [f"{comparison.missing} requests have no answer and are not in this"] if comparison.missing else []
+    return Verdict(worst, "; ".join([*told, *lost]), figures, documents)
 
 
 def _certain(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, RunError, UnwrittenError
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
-from olive_ext.report.metrics import NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
@@ -23,6 +23,7 @@ from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.lost_requests import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
     from olive_ext.records.journal import Journal
@@ -182,7 +183,9 @@ def _report(
         counters=counters,
         seconds=models.clock.spent("candidate"),
     )
-    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs)
+    lost: Sequence[LostRequest] = getattr(lm, "lost", ())
+    missing = [Metric(MISSING, "requests", "none", float(len(lost)), higher_is_better=False)] if lost else []
+    metrics: tuple[Metric, ...] = (*read_metrics(results), *costs, *missing)
     if comparison is not None:
         own = [metric for metric in metrics if metric.task != NON_FINITE]
         metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
@@ -195,9 +198,7 @@ def _report(
         hardware=describe_hardware(),
         engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
-        missing=tuple(
-            {"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in getattr(lm, "lost", ())
-        ),
+        missing=tuple({"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in lost),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         comparison=comparison,
     )

@@ -13,6 +13,7 @@ from olive_ext.engine.requests import FinishReason, Request, Result
 @dataclass
 class FakeCounters:
     requests: int = 0
+    tokens_fed: int = 0
 
 
 def score(past: Sequence[int], token: int) -> tuple[float, bool]:

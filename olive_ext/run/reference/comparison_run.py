@@ -73,6 +73,9 @@ class Comparer:
         self._seeds = seeds
         self._reference: ReferenceRun | None = None
         self._observer: Observer | None = None
+        self._lost: list[Any] = []
+        """Requests that the reference could not answer where it ran alone."""
+
         self._non_finite = 0
         """Requests for which the reference's output was not finite where it ran alone."""
 
@@ -93,6 +96,7 @@ class Comparer:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
             self._non_finite = _non_finite(lm)
+            self._lost = list(getattr(lm, "lost", ()))
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
@@ -161,6 +165,7 @@ class Comparer:
             metrics=reference.results,
             matters=matters,
             non_finite=self._non_finite + _non_finite(lm),
+            missing=len(self._lost) + len(getattr(lm, "lost", ())),
         )
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
@@ -171,12 +176,15 @@ class Comparer:
         by_document = self._observer.by_document if self._observer is not None and is_compared else None
         return sample_fields(self._tasks.tasks, answers, by_document)
 
-    def _run_resident(self, lm: LM) -> ReferenceRun:
+    def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
         assert self._observer is not None
         observer = Observer()
         reference = self._models.resident(lm, observer)
         reference.known_answers = self._observer.scores
+        if lm.lost and self._observer.scores is not None:  # what the candidate did not answer has no scores
+            self._observer.scores.is_partial = True
+            reference.lost += lm.lost
         return self._run_reference(reference, observer)
 
     def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:

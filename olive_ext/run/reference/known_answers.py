@@ -27,6 +27,9 @@ class ReferenceScores:
     """
 
     def __init__(self) -> None:
+        self.is_partial = False
+        """Whether requests may be unknown because the candidate has no answer to them; their documents do not count."""
+
         self._scores: dict[tuple[str, ...], tuple[float, bool]] = {}
 
     def note(self, args: Sequence[Any], compared: Compared) -> None:
@@ -48,6 +51,8 @@ class ReferenceScores:
         is_rolling = request.request_type == "loglikelihood_rolling"
         if not is_rolling and not texts[1]:
             return 0.0, True  # an empty continuation is certain, so no model has scored it
+        if texts not in self._scores and self.is_partial:
+            return math.nan if is_rolling else (math.nan, False)
         if texts not in self._scores:
             raise RunError("lm-eval asks something else the second time: a task's prompts change from run to run")
         return self._scores[texts][0] if is_rolling else self._scores[texts]

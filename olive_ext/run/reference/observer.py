@@ -42,6 +42,8 @@ class Generated:
     task_name: str
     doc_id: int
     target: ScoringRequest
+    doc: None = None
+    """Its document counts in the metrics, whether the target can be scored or not."""
 
 
 class Observer:
@@ -158,5 +160,8 @@ def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer 
         if observer is not None:
             observer.add_targets(generated[place], generated[place].target, output)
 
+    from olive_ext.backends.lm_eval.lost_requests import noting
+
     if generated:
-        lm.session.loglikelihood([item.target for item in generated], on_result=store)
+        with noting(lm.lost, lambda place: [generated[place]]):
+            lm.session.loglikelihood([item.target for item in generated], on_result=store)

@@ -1,0 +1,125 @@
+"""Simulates evaluations on many workers: how well they are used, and what keeps them from being used better.
+
+    python -m docs.benchmarks.workers --workers 2 8 64 1000
+
+Requests have the shapes of MMLU (5-shot, 57 subjects), HellaSwag (0-shot) and GSM8K-CoT (8-shot): as many, with stems,
+questions and answers of the lengths that these have with SmolLM2's tokenizer, drawn from a seed. They are cut by the
+package's own `cut`, and handed out as its crew does: the largest chunk to the first worker that is free, slice after
+slice of lm-eval's requests, each of which waits for its last chunk. `--tokens-per-second` is a worker's speed on
+texts that are scored, `--decoded` on those that are generated, `--open` the seconds to start one; the defaults are
+about those of the shape of SmolLM2-135M on two cores.
+
+Efficiency is one worker's time without cuts and without opening, over the time that all workers were held. The losses
+add up to the rest: stems that were cut are computed again; workers wait for the last chunk of a slice; all wait for
+opening.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.scheduling.chunks import cut
+from olive_ext.engine.scheduling.prefix_tree import make_plan
+
+SLICE = 4096
+"""lm-eval's requests that are scored in one call (backends.lm_eval.instances.SLICE)."""
+
+SLOTS = 16
+MADE = 100
+"""Tokens of a generated answer; its bound is 256."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Requests of one task: `stems` few-shot prefixes of `stem` tokens, `documents` behind them with `own` tokens each,
+    and `choices` of `choice` tokens each, which differ before their last token; or answers that are generated."""
+
+    documents: int
+    stems: int
+    stem: int
+    own: int
+    choices: int = 1
+    choice: int = 1
+    is_generated: bool = False
+
+
+SHAPES = {
+    "MMLU 5-shot": Shape(14042, 57, 640, 93, 4),
+    "HellaSwag 0-shot": Shape(10042, 1, 1, 55, 4, 28),
+    "GSM8K-CoT 8-shot": Shape(1319, 1, 760, 60, is_generated=True),
+}
+
+
+def requests_of(shape: Shape, rng: np.random.Generator) -> Iterator[Request]:
+    """In the order of the prefix tree, as slices are cut from sorted requests."""
+    lengths = rng.integers(shape.stem // 2, shape.stem * 3 // 2 + 1, shape.stems)
+    stems = [tuple(rng.integers(1, 49152, length).tolist()) for length in lengths.tolist()]
+    for number, stem in enumerate(sorted(stems)):
+        count = (number + 1) * shape.documents // shape.stems - number * shape.documents // shape.stems
+        for _ in range(count):
+            own = stem + tuple(rng.integers(1, 49152, int(rng.integers(shape.own // 2, shape.own * 3 // 2))).tolist())
+            for _ in range(shape.choices):
+                if shape.is_generated:
+                    yield Request(own, 0, Generation(256))
+                else:
+                    yield Request((*own, *rng.integers(1, 49152, shape.choice).tolist()), shape.choice)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one worker: tokens a second, scored and generated, and seconds to start."""
+
+    scored: float
+    decoded: float
+    opening: float
+
+    def seconds(self, requests: Sequence[Request]) -> float:
+        """Seconds of one chunk."""
+        fed = make_plan(enumerate(requests)).tokens_distinct
+        return fed / self.scored + sum(MADE for request in requests if request.generation) / self.decoded
+
+
+def last_end(seconds: Sequence[float], num_workers: int) -> float:
+    """When the last chunk of a slice ends, if the largest are begun first."""
+    ends = [0.0] * num_workers
+    for cost in sorted(seconds, reverse=True):
+        heapq.heappush(ends, heapq.heappop(ends) + cost)
+    return max(ends)
+
+
+def main() -> None:
+    """Prints a line for each task and number of workers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 8, 64, 1000])
+    parser.add_argument("--tokens-per-second", type=float, default=500)
+    parser.add_argument("--decoded", type=float, default=100)
+    parser.add_argument("--open", type=float, default=6)
+    arguments = parser.parse_args()
+    speed = Speed(arguments.tokens_per_second, arguments.decoded, arguments.open)
+    sys.stdout.write("| task | chunks | workers | seconds | efficiency | stems | waiting | opening |\n")
+    sys.stdout.write("|---|--:|--:|--:|--:|--:|--:|--:|\n")
+    for name, shape in SHAPES.items():
+        requests = list(requests_of(shape, np.random.default_rng(0)))
+        size = len(requests) if shape.is_generated else SLICE
+        slices = [requests[begin : begin + size] for begin in range(0, len(requests), size)]
+        whole = sum(speed.seconds(part) for part in slices)
+        costs = [[speed.seconds([part[place] for place in chunk]) for chunk in cut(part, SLOTS)] for part in slices]
+        work = sum(map(sum, costs))
+        for count in arguments.workers:
+            end = sum(last_end(cost, count) for cost in costs)
+            held = count * (end + speed.opening)
+            shares = [whole / held, (work - whole) / held, (count * end - work) / held, count * speed.opening / held]
+            written = " | ".join(f"{share:.1%}" for share in shares)
+            chunks = sum(map(len, costs))
+            sys.stdout.write(f"| {name} | {chunks} | {count} | {end + speed.opening:.0f} | {written} |\n")
+
+
+if __name__ == "__main__":
+    main()

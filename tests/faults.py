@@ -1,0 +1,171 @@
+"""Kills evaluations with SIGKILL at random points, resumes them, and compares the bytes of what they found.
+
+    python -m tests.faults --kills 50
+
+Four evaluations of a tiny model are killed: scoring, generation, and a comparison with a resident and with a recorded
+reference. Each is run once undisturbed; then `kills` times it is killed at a random moment of its run and run again.
+The metrics, and the comparison, must be the same bytes; and no answer may be in the journal twice, which means that
+nothing but the chunk in flight was computed again. Processes are forked from one that has imported everything and has
+opened nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from olive_ext.backends import lm_eval_run, task_loading  # noqa: F401  (imported before the forks)
+from olive_ext.config import EvaluationConfig
+from olive_ext.report import Report
+from olive_ext.run import evaluate
+from tests.exports import TEXT, genai_export
+
+WORDS = TEXT.split()
+LOADER = f"""
+import datasets
+
+WORDS = {WORDS[:700]!r}
+
+
+def load(**_):
+    rows = [
+        {{"question": " ".join(WORDS[n * 7 : n * 7 + 30]), "choices": WORDS[n * 7 + 30 : n * 7 + 34], "answer": n % 4}}
+        for n in range(80)
+    ]
+    return {{"test": datasets.Dataset.from_list(rows)}}
+"""
+HEAD = 'custom_dataset: !function local.load\ntest_split: test\ndoc_to_text: "{{question}}"\nmetadata:\n  version: 1\n'
+CHOICE = f"""task: kill_choice
+{HEAD}output_type: multiple_choice
+doc_to_choice: choices
+doc_to_target: answer
+"""
+GENERATE = f"""task: kill_generate
+{HEAD}output_type: generate_until
+doc_to_target: "{{{{choices[0]}}}}"
+generation_kwargs:
+  until: ["\\n\\n"]
+  max_gen_toks: 6
+metric_list:
+  - metric: exact_match
+"""
+KINDS = {
+    "scoring": {"tasks": ["kill_choice"]},
+    "generation": {"tasks": ["kill_generate"]},
+    "resident reference": {"tasks": ["kill_choice", "kill_generate"], "reference": {"mode": "resident"}},
+    "recorded reference": {"tasks": ["kill_choice", "kill_generate"], "reference": {"mode": "recorded"}},
+}
+
+
+def configuration(kind: str, folder: Path) -> EvaluationConfig:
+    """The evaluation of `kind` that keeps what it writes in `folder`."""
+    tasks = folder.parent / "tasks"
+    tasks.mkdir(exist_ok=True)
+    for name, content in (("local.py", LOADER), ("choice.yaml", CHOICE), ("generate.yaml", GENERATE)):
+        (tasks / name).write_text(content, encoding="utf-8")
+    given: dict[str, Any] = dict(KINDS[kind])
+    if "reference" in given:
+        path = str(genai_export("llama", precision="int4"))
+        given["reference"] = {**given["reference"], "path": path, "records_dir": str(folder / "records")}
+    engine = {"num_threads": 1, "num_slots": 4}
+    given |= {"include_path": str(tasks), "output_dir": str(folder), "engine": engine, "bootstrap_iters": 0}
+    return EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, "isolation": "none", **given})
+
+
+def found(report: Report) -> str:
+    """What must be the same bytes."""
+    comparison = None if report.comparison is None else asdict(report.comparison)
+    if comparison is not None:
+        del comparison["reference"], comparison["metrics"]  # how it ran, and when
+    return json.dumps([[asdict(metric) for metric in report.metrics], comparison], sort_keys=True, default=str)
+
+
+def forked(config: EvaluationConfig, wait: Callable[[int], object]) -> str | None:
+    """What an evaluation in a process of its own found; None where `wait(pid)` has killed it."""
+    result = Path(config.output_dir or "") / "found.json"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            draft = result.with_suffix(".new")
+            draft.write_text(found(evaluate(config)), encoding="utf-8")
+            draft.replace(result)
+            code = 0
+        finally:
+            os._exit(code)
+    wait(pid)
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status):
+        return None
+    assert status == 0, f"the evaluation failed with status {status}"
+    return result.read_text(encoding="utf-8")
+
+
+def answers_kept(folder: Path) -> Iterator[str]:
+    """Every answer in every journal below `folder`, by file and key."""
+    for file in folder.rglob("*.jsonl"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            checksum, _, body = line.partition(" ")
+            if len(checksum) == 8:
+                yield from (f"{file.name} {key}" for key in json.loads(body).get("answers", ()))
+
+
+def kill_and_resume(kind: str, kills: int, root: Path, rng: random.Random) -> dict[str, Any]:
+    """Counts over `kills` evaluations of one kind, each killed once. Raises `AssertionError` for a difference."""
+    begin = time.monotonic()
+    expected = forked(configuration(kind, root / "whole"), lambda pid: None)
+    seconds = time.monotonic() - begin
+    whole = Counter(answers_kept(root / "whole"))
+    counts = {"kills": 0, "finished first": 0, "answers": len(whole), "kept at most": 0, "kept at least": len(whole)}
+    while counts["kills"] < kills:
+        folder = root / "killed"
+        shutil.rmtree(folder, ignore_errors=True)
+        config, after = configuration(kind, folder), rng.uniform(0.02, 1) * seconds
+
+        def kill(pid: int, after: float = after) -> None:
+            time.sleep(after)
+            os.kill(pid, signal.SIGKILL)
+
+        if forked(config, kill) is not None:
+            counts["finished first"] += 1
+            continue
+        counts["kills"] += 1
+        kept = len(set(answers_kept(folder)))
+        counts["kept at most"] = max(counts["kept at most"], kept)
+        counts["kept at least"] = min(counts["kept at least"], kept)
+        assert forked(config, lambda pid: None) == expected, f"{kind}: killed after {after:.3f} s, it found other bytes"
+        assert Counter(answers_kept(folder)) == whole, f"{kind}: an answer was computed twice, or is missing"
+    return counts
+
+
+def main() -> None:
+    """Prints a line for each kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="kills of each kind")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), help="kinds of evaluation")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    for kind in arguments.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            counts = kill_and_resume(kind, arguments.kills, Path(folder), rng)
+        sys.stdout.write(f"{kind}: {', '.join(f'{name} {count}' for name, count in counts.items())}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
