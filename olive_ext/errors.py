@@ -105,6 +105,18 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 
 @contextmanager
+def understood(file: object) -> Iterator[None]:
+    """Turns what a damaged graph makes of code that reads it (names that are no text, shapes that do not fit) into a
+    `ModelError` that names the file."""
+    try:
+        yield
+    except OliveExtError:
+        raise
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
+        raise ModelError(f"'{file}' is a broken graph, or one that is not understood: {one_line(error)}") from error
+
+
+@contextmanager
 def named_failures(doing: str, *, machine: tuple[type[Exception], ...] = _MACHINE) -> Iterator[None]:
     """Turns every exception but `OliveExtError` into a `TaskError` of one line, or into a `RunError` where it is one of
     `machine`. KeyboardInterrupt and SystemExit are not subclasses of Exception and pass."""

@@ -1,6 +1,6 @@
 """What is wrong with tasks, found before a model is asked: files that cannot be parsed, metrics and aggregations that
-lm-eval does not have, too few documents for the examples, documents without choices or without a target. And the
-functions that task files name, which lm-eval imports and runs. Knows no model.
+lm-eval does not have, too few documents for the examples, documents without choices or without a target. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -133,21 +133,3 @@ def _problem(task: Any, doc: Any) -> str | None:
     target = task.doc_to_target(doc)
     is_missing = target is None or (config.output_type == "multiple_choice" and target in ("", "None"))
     return f"its target is {target!r}" if is_missing else None
-
-
-def functions_in(path: Path) -> Iterator[str]:
-    """The functions that a task file names with `!function`, as "key: module.function (file)"."""
-    for key, value in read_task(path).items():
-        for name in _functions(value):
-            yield f"{key}: {name} ({path.parent / name.partition('.')[0]}.py)"
-
-
-def _functions(value: Any) -> Iterator[str]:
-    if isinstance(value, _Function):
-        yield str(value)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _functions(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _functions(item)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
@@ -126,7 +126,8 @@ class ResolvedModel:
         files, adapters = self.files, self.settings.engine.adapters
         provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
         try:
-            return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
+            with understood(files.decoder):
+                return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
             raise decisions.suggest_genai(error, files) from error
 

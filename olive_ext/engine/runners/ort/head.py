@@ -16,6 +16,7 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.model.types import DecoderSpec
@@ -27,7 +28,8 @@ ROWS_OUTPUT = "score_logits"
 def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
+    with understood(proto.graph.name or "the decoder"):
+        return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
 class Head:
