@@ -15,14 +15,10 @@ import argparse
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,59 +41,7 @@ def run(folder: Path, job: Mapping[str, Any], output: Path, given: Mapping[str, 
         code = Path(scratch, "wd")
         shutil.copytree(folder / trial["code"], code) if "code" in trial else code.mkdir()
         environment = {**os.environ, **_azure(job, scratch), **(trial.get("environment_variables") or {})}
-        with _cluster(job, scratch) as address:
-            command = ["bash", "-c", _bound(trial["command"], names)]
-            return subprocess.run(command, cwd=code, env={**environment, **address}).returncode
-
-
-@contextmanager
-def _cluster(job: Mapping[str, Any], scratch: str) -> Iterator[dict[str, str]]:
-    """For a job distributed by Ray its cluster, a process group for each node; yields the variable with its address."""
-    nodes = int((job.get("resources") or {}).get("instance_count", 1))
-    if (job.get("distribution") or {}).get("type") != "ray":
-        yield {}
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    port = address.rpartition(":")[2]
-    head = [
-        "--head",
-        "--node-ip-address",
-        "127.0.0.1",
-        "--port",
-        port,
-        "--include-dashboard",
-        "false",
-        "--temp-dir",
-        scratch,
-    ]
-    started = []
-    try:
-        for rank in range(nodes):
-            own = head if rank == 0 else ["--address", address]
-            command = ["ray", "start", "--block", "--num-cpus", "1", "--disable-usage-stats", *own]
-            environment = {**os.environ, "NODE_RANK": str(rank), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
-            )
-            if rank == 0:
-                _wait_for(port)
-        yield {"RAY_ADDRESS": address}
-    finally:
-        for node in reversed(started):
-            os.killpg(node.pid, signal.SIGTERM)
-            node.wait()
-
-
-def _wait_for(port: str, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with socket.socket() as there:
-            if there.connect_ex(("127.0.0.1", int(port))) == 0:
-                return
-        time.sleep(0.5)
-    raise TimeoutError(f"no Ray head within {seconds:.0f} s")
+        return subprocess.run(["bash", "-c", _bound(trial["command"], names)], cwd=code, env=environment).returncode
 
 
 def _pipeline(folder: Path, job: Mapping[str, Any], output: Path, given: Mapping[str, str]) -> int:
