@@ -13,6 +13,7 @@ from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model.folders import why_missing
 from olive_ext.run.bounds import refuse_names
 from olive_ext.run.costs import COSTS, with_costs
+from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -32,6 +33,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             continue  # one of the mistakes
         section.add(block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}")
         valid.append(settings)
+        with findings.noting_problems():
+            refuse_arguments(settings, block.where, is_onnx=is_onnx_model(input_model(recipe)[0]))
         if not missing_files(block, settings):
             with findings.noting_problems():
                 _add_code(settings, section)
