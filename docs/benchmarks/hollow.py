@@ -3,7 +3,7 @@
     python docs/benchmarks/hollow.py PACKAGE OUT       copies all files but the weights; `gpu.py` fills them
 
 Times and memory do not depend on what weights say. `fill` makes them: normal numbers, small enough that nothing
-overflows. All of a package have one form, so scores of filled quantized weights mean nothing: such a package can be timed.
+overflows. All of a package have one form: scores of filled quantized weights mean nothing, such a package can be timed.
 """
 
 from __future__ import annotations

@@ -288,7 +288,12 @@ def test_describe_execution_is_json_and_holds_facts_and_counters() -> None:
     session = Session(FakeEngine(), byte_level(), stop_ids=[EOS, 7], facts={"model": "here.onnx"})
     session.generate(["a"])
     facts = json.loads(json.dumps(session.describe_execution()))
-    assert facts == {"model": "here.onnx", "max_length": 512, "num_slots": 2, "counters": {"requests": 1}}
+    assert facts == {
+        "model": "here.onnx",
+        "max_length": 512,
+        "num_slots": 2,
+        "counters": {"requests": 1, "tokens_fed": 0},
+    }
     assert session.counters.requests == 1
     assert engine_of(session).requests[0].generation.stop_ids == {EOS, 7}  # type: ignore[union-attr]
 

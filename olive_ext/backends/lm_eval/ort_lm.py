@@ -158,13 +158,14 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
+        given = [self._media.given(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
         texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
         try:
             return [
-                (one.args, *(self._pair(*pair) if pair[1] else ([], [])), self._media.given(one.args))
-                for one, pair in zip(requests, pairs, strict=True)
+                (one.args, *(self._pair(*pair) if pair[1] else ([], [])), media)
+                for one, pair, media in zip(requests, pairs, given, strict=True)
             ]
         finally:
             self._encoded = {}

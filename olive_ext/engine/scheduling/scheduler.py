@@ -227,7 +227,7 @@ class Scheduler:
         chosen = next_rows(ready, self._traits, self.slots.capacity, self._most_tokens, self.limit)
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
-        filled = [rows.get(slot) or (None, Row(slot, self.slots.length(slot), (IDLE_TOKEN,))) for slot in span]
+        filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in span]
         plan = self._plan(filled)
         return replace(plan, step=replace(plan.step, copies=copies))
 
@@ -261,6 +261,10 @@ class Scheduler:
         if self._traits.batching is Batching.POOL:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
+
+    def _idle_row(self, slot: int) -> Row:
+        """Writes behind what is resident, or over the last position of a full slot, which nobody shares."""
+        return Row(slot, min(self.slots.length(slot), self.slots.capacity - 1), (IDLE_TOKEN,))
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -59,12 +59,23 @@ def test_run_continuous_equals_oracle_beside_branches(
     engine.close()
 
 
+_FULL_SLOT = [
+    Request((1, 0, 0), 1),
+    *(
+        Request(tokens, 0, Generation(most))
+        for tokens, most in [((1,), 5), ((0,), 1), ((1, 0, 0), 3), ((1, 0, 0), 1), ((1,), 4), ((1,), 1), ((1, 1), 1)]
+    ),
+]
+"""One that fills its slot waits for its last token between two that are fed."""
+
+
 @given(
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
     batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
 )
+@example(calls=[_FULL_SLOT], num_slots=4, chunk_size=1, batching=Batching.RANGE)
 def test_steps_without_memory_are_halved_and_results_stay(
     calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
 ) -> None:
