@@ -23,16 +23,12 @@ LARGEST_FILE = 4 * 2**20
 """Bytes of a task file: lm-eval's largest has 150 thousand."""
 
 
-class _Function(str):
-    """The name of a function in a task file."""
-
-
 class _Reader(yaml.SafeLoader):
     """Reads a task file without importing the functions that it names."""
 
 
 _Reader.add_multi_constructor(
-    "!", lambda loader, suffix, node: _Function(node.value) if isinstance(node, yaml.ScalarNode) else None
+    "!", lambda loader, suffix, node: node.value if isinstance(node, yaml.ScalarNode) else None
 )
 
 
@@ -64,11 +60,13 @@ def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
 
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a metric or an aggregation that lm-eval does not have. lm-eval itself looks for an unknown
-    metric on the network, and calls an unknown aggregation when all answers are there."""
-    listed = config.get("metric_list")
+    metric on the network, and calls an unknown aggregation when all answers are there. Metrics that a task computes
+    itself (`process_results`) have any name."""
+    listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
-        if _is_plain(metric) and not entry.get("hf_evaluate") and metric not in METRIC_REGISTRY:
+        is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
+        if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             raise TaskError(
@@ -77,7 +75,8 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and not isinstance(name, _Function)
+    """Whether it is no function: lm-eval names these by file and function, with a dot."""
+    return isinstance(name, str) and "." not in name
 
 
 def _known(registry: Any) -> str:
