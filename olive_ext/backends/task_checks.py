@@ -23,12 +23,16 @@ LARGEST_FILE = 4 * 2**20
 """Bytes of a task file: lm-eval's largest has 150 thousand."""
 
 
+class _Function(str):
+    """The name of a function in a task file."""
+
+
 class _Reader(yaml.SafeLoader):
     """Reads a task file without importing the functions that it names."""
 
 
 _Reader.add_multi_constructor(
-    "!", lambda loader, suffix, node: node.value if isinstance(node, yaml.ScalarNode) else None
+    "!", lambda loader, suffix, node: _Function(node.value) if isinstance(node, yaml.ScalarNode) else None
 )
 
 
@@ -56,6 +60,42 @@ def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
         for path in sorted(Path(folder).rglob("*.y*ml")):
             if path.stem in names:
                 read_task(path)
+
+
+def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path | str, list[str]]:
+    """The functions that task files name (`!function`), by the Python file, or the installed module, that they lie in.
+
+    Looks at the files in `folders`, at those among `tasks`, and at what these include; imports nothing. lm-eval runs
+    the functions of the tasks that are chosen. Files that cannot be parsed have none.
+    """
+    waiting = [path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml"))]
+    waiting += [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith((".yaml", ".yml"))]
+    found: dict[Path | str, set[str]] = {}
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            config = read_task(path)
+        except TaskError:
+            continue
+        included = config.get("include") or []
+        waiting += [path.parent / str(name) for name in (included if isinstance(included, list) else [included])]
+        for name in _functions(config):
+            module, _, function = name.rpartition(".")
+            file = path.parent / f"{module.replace('.', '/')}.py"
+            found.setdefault(file.resolve() if file.exists() else module, set()).add(function)
+    return {place: sorted(names) for place, names in sorted(found.items(), key=lambda item: str(item[0]))}
+
+
+def _functions(value: object) -> Iterator[str]:
+    if isinstance(value, _Function):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _functions(item)
 
 
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.check.model_check import Findings, check_model
+from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import blocks, input_model, mapping, missing_files, mistakes, read_recipe
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
@@ -43,12 +43,22 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             refuse_arguments(settings, block.where, is_onnx=is_onnx_model(input_model(recipe)[0]))
         if not missing_files(block, settings):
             with findings.noting_problems():
+                _add_code(settings, section)
                 inputs += _inputs(settings, block.where)
                 refuse_names(with_costs(settings), block.where, loads_tasks=True)
     if not ours:
         findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
+
+
+def _add_code(settings: WorkflowSettings, section: Section) -> None:
+    """The Python that the block's task files bring, which runs with the user's rights."""
+    from olive_ext.backends.task_checks import functions_in
+    from olive_ext.backends.task_folders import task_folders
+
+    for place, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
+        section.add("code of task files", place, f"!function {', '.join(functions)}")
 
 
 def _inputs(settings: WorkflowSettings, where: str) -> list[TaskInputs]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError, understood
+from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
 from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
@@ -99,7 +99,7 @@ class ResolvedModel:
             return None if name is None else inside(self.files.directory, name, "custom_ops_library")
         raise ModelError(
             f"'{self.files.directory / GENAI_CONFIG}' names the library of operators '{name}', native code that would "
-            "run here: nothing of a model's folder is run unless 'trust_remote_code' = true"
+            f"run here: {NOT_TRUSTED}"
         )
 
     @property

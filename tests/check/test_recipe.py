@@ -145,6 +145,27 @@ def test_tasks_of_a_folder_are_known_without_their_data(tmp_path: Path) -> None:
     assert problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "colours", "size_on_disk")) == []
 
 
+def test_functions_of_task_files_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
+    block = with_folder(tmp_path, "colours")
+    folder = tmp_path / "tasks"
+    (folder / "base.yml").write_text("process_docs: !function deep.code.clean\n", encoding="utf-8")
+    (folder / "own.yaml").write_text(
+        "task: own\ninclude: base.yml\nmetric_list:\n- metric: !function code.score\n"
+        "- metric: !function os.getpid\nclass: !function code.Task\n",
+        encoding="utf-8",
+    )
+    (folder / "deep").mkdir()
+    for place in (folder / "code.py", folder / "deep" / "code.py"):
+        place.write_text("raise SystemExit('imported')", encoding="utf-8")
+    text = check_recipe(put(tmp_path, {**RECIPE, "evaluators": {"ours": block}})).text()
+    lines = [" ".join(line.split()) for line in text.splitlines() if "code of task files" in line]
+    assert lines == [
+        f"code of task files {folder / 'code.py'} (!function Task, score)",
+        f"code of task files {folder / 'deep' / 'code.py'} (!function clean)",
+        "code of task files os (!function getpid)",
+    ]
+
+
 @pytest.mark.long
 def test_misspelt_task_is_refused_as_the_run_does(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "arc_esy"))
