@@ -89,6 +89,17 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
 
 
+NOT_TRUSTED = "nothing of a model's folder is run unless 'trust_remote_code' = true"
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """Why transformers do not load a file: the first line, or our switch where it brings Python that is not trusted,
+    which transformers know by the name of an argument that users of this package do not pass."""
+    if "trust_remote_code" in str(error):
+        return f"it brings Python code of its own ('auto_map'); {NOT_TRUSTED}"
+    return first_line(error)
+
+
 def joined_lines(error: BaseException, width: int = 400) -> str:
     """The error's whole message without line breaks, for libraries that break sentences; its type where it has none."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
-from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line
+from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line, why_not_loaded
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -154,7 +154,7 @@ def open_hf(
         raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
     except Exception as error:
         name = model if isinstance(model, str) else type(model).__name__
-        raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {one_line(error)}") from error
+        raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {why_not_loaded(error)}") from error
 
 
 def answers_key(lm: LM) -> str:

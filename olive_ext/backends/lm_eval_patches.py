@@ -7,6 +7,7 @@ Knows no task and no model.
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def compiled_templates() -> Iterator[None]:
 def environment_read_once() -> Iterator[None]:
     """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git writes no error
     to stderr outside a repository."""
-    module: Any = sys.modules.get("lm_eval.evaluator")
+    module: Any = importlib.import_module("lm_eval.evaluator")  # `lm_eval` itself imports it when it evaluates
     own: dict[str, Callable[..., Any]] = {
         "add_env_info": lambda storage: storage.update(_environment()),
         "get_git_commit_hash": _commit,

@@ -62,13 +62,51 @@ def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
                 read_task(path)
 
 
+def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path | str, list[str]]:
+    """The functions that task files name (`!function`), by the Python file, or the installed module, that they lie in.
+
+    Looks at the files in `folders`, at those among `tasks`, and at what these include; imports nothing. lm-eval runs
+    the functions of the tasks that are chosen. Files that cannot be parsed have none.
+    """
+    waiting = [path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml"))]
+    waiting += [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith((".yaml", ".yml"))]
+    found: dict[Path | str, set[str]] = {}
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            config = read_task(path)
+        except TaskError:
+            continue
+        included = config.get("include") or []
+        waiting += [path.parent / str(name) for name in (included if isinstance(included, list) else [included])]
+        for name in _functions(config):
+            module, _, function = name.rpartition(".")
+            file = path.parent / f"{module.replace('.', '/')}.py"
+            found.setdefault(file.resolve() if file.exists() else module, set()).add(function)
+    return {place: sorted(names) for place, names in sorted(found.items(), key=lambda item: str(item[0]))}
+
+
+def _functions(value: object) -> Iterator[str]:
+    if isinstance(value, _Function):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _functions(item)
+
+
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a metric or an aggregation that lm-eval does not have. lm-eval itself looks for an unknown
-    metric on the network, and calls an unknown aggregation when all answers are there."""
-    listed = config.get("metric_list")
+    metric on the network, and calls an unknown aggregation when all answers are there. Metrics that a task computes
+    itself (`process_results`) have any name."""
+    listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
-        if _is_plain(metric) and not entry.get("hf_evaluate") and metric not in METRIC_REGISTRY:
+        is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
+        if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             raise TaskError(
@@ -77,7 +115,8 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and not isinstance(name, _Function)
+    """Whether it is no function: lm-eval names these by file and function, with a dot."""
+    return isinstance(name, str) and "." not in name
 
 
 def _known(registry: Any) -> str:

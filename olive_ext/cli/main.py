@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,25 +14,31 @@ from contextlib import contextmanager
 from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, parse
 from olive_ext.errors import IncompleteError, OliveExtError
 
-OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command by the same road as Ctrl-C: what is open is closed, workers are ended."""
+
+
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
-    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 1 for requests without an answer and
-    any other failure.
+    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for requests without
+    an answer and any other failure.
 
     With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
     """
     if argv is None and not _is_debug():
         _quiet_libraries()
     try:
-        with _warnings_on_stderr():
+        with _warnings_on_stderr(), _sigterm_raises():
             return _command(list(sys.argv[1:] if argv is None else argv), commands)
     except IncompleteError as error:
         return _end(f"error: {error}", FAILED)
     except (UsageError, OliveExtError) as error:
         return _end(f"error: {error}", USER_ERROR)
+    except _Terminated:
+        return _end("terminated", TERMINATED)
     except KeyboardInterrupt:
         return _end("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -74,6 +82,24 @@ def _warnings_on_stderr() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Makes SIGTERM raise `_Terminated`, a second one end the process at once. Only the main thread may set this."""
+
+    def terminate(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _plain(message: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError, understood
+from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
 from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
@@ -24,7 +24,7 @@ from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.package_config import custom_operators_of, inside
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
 """How the spec's note on the form of the cache begins."""
@@ -99,7 +99,7 @@ class ResolvedModel:
             return None if name is None else inside(self.files.directory, name, "custom_ops_library")
         raise ModelError(
             f"'{self.files.directory / GENAI_CONFIG}' names the library of operators '{name}', native code that would "
-            "run here: nothing of a model's folder is run unless 'trust_remote_code' = true"
+            f"run here: {NOT_TRUSTED}"
         )
 
     @property
@@ -151,6 +151,16 @@ class ResolvedModel:
             )
         except ModelError as error:
             return MediaSpec((), problem=str(error))
+
+    @cached_property
+    def source_kind(self) -> SourceKind | None:
+        """What the encoder of an encoder-decoder takes; None for other models."""
+        encoder = self.files.companions.get("encoder")
+        if encoder is None:
+            return None
+        from olive_ext.model.encoder_spec import read_source_kind
+
+        return read_source_kind(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
     @property
     def warms_encoders(self) -> bool:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import RecordsError
+from olive_ext.errors import RecordsError, first_line
+from olive_ext.records.cache_folder import open_own
 
 VERSION = 1
 INDEX = "index.json"
@@ -72,7 +73,8 @@ class GrowingFiles:
         chunk: dict[str, Any] = {"counts": {}, "checksums": {}}
         for name, array in items.items():
             content = array.tobytes()
-            with self.path(name).open("r+b" if self.path(name).exists() else "w+b") as file:
+            path = self.path(name)
+            with open(path, "r+b" if path.exists() else "w+b", opener=open_own) as file:
                 file.seek(self.count(name) * array.itemsize)
                 file.truncate()
                 file.write(content)
@@ -88,7 +90,10 @@ class GrowingFiles:
         size = path.stat().st_size if path.exists() else 0
         if size < needed:
             raise RecordsError(f"'{path}' is damaged: {size} bytes, of {needed}; {_remedy(path)}")
-        return path.open("rb")
+        try:
+            return open(path, "rb", opener=open_own)
+        except OSError as error:
+            raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
 
     def _check(self, file: BufferedReader, name: str, chunk: int, start: int, stop: int) -> None:
         """Compares a chunk's checksum once; `start` and `stop` are its bytes."""
@@ -110,8 +115,11 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8", opener=open_own) as file:
+            index: dict[str, Any] = json.load(file)
         version, *_ = [index[key] for key in ("version", "facts", "form", "chunks")]
+    except OSError as error:
+        raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RecordsError(f"'{path}' is damaged: {type(error).__name__}; {_remedy(path)}") from error
     if version != VERSION:
@@ -122,7 +130,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
 def write_index(folder: Path, index: Mapping[str, Any]) -> None:
     """Replaces the index as a whole."""
     path, draft = folder / INDEX, folder / f"{INDEX}.new"
-    with draft.open("w", encoding="utf-8") as file:
+    with open(draft, "w", encoding="utf-8", opener=open_own) as file:
         json.dump({"version": VERSION, **index}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -23,10 +23,9 @@ from filelock import FileLock, Timeout
 from typing_extensions import Self
 
 from olive_ext.errors import RecordsError, first_line
+from olive_ext.records.cache_folder import make_own_folder, open_own
 
 logger = logging.getLogger(__name__)
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
 
 
 def facts_key(facts: Mapping[str, Any]) -> str:
@@ -47,9 +46,9 @@ class Journal:
         self._places: dict[bytes, int] = {}
         self._latest: tuple[int, Mapping[str, Any]] = (-1, {})
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(path.parent)
             self._lock = _locked(path)
-            self._file = os.open(path, _FLAGS, 0o600)
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             if not resume:
                 os.truncate(self._file, 0)
             self._end = self._read()

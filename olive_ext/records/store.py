@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from typing_extensions import Self
 
 from olive_ext.errors import ConfigError, RecordsError, RunError
+from olive_ext.records.cache_folder import make_own_folder
 from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
 
 WHOLE_VOCABULARY = 2048
@@ -144,11 +145,15 @@ class Records:
     @classmethod
     def write(cls, root: str | Path, form: Form, facts: Mapping[str, Any]) -> Records:
         """Opens for writing in the folder under `root` that belongs to `facts` (what decides the reference's numbers)
-        and `form`, and keeps its records. Raises `RecordsError` where they are damaged or another process writes."""
+        and `form`, and keeps its records. Raises `RecordsError` where they are damaged, the folder cannot
+        be written, or another process writes."""
         folder = Path(root) / folder_name(form, facts)
-        folder.mkdir(parents=True, exist_ok=True)
-        index = read_index(folder) or {"chunks": []}
-        return cls(folder, form, facts, index["chunks"], writes=True)
+        try:
+            make_own_folder(folder)
+            index = read_index(folder) or {"chunks": []}
+            return cls(folder, form, facts, index["chunks"], writes=True)
+        except OSError as error:
+            raise RecordsError(f"the records in '{folder}' cannot be written: {error}; give another folder") from error
 
     @property
     def num_requests(self) -> int:
@@ -210,8 +215,10 @@ class Records:
     def close(self) -> None:
         """Writes what is held in memory, and lets other processes write."""
         if self._lock is not None:
-            self.flush()
-            self._lock.release()
+            try:
+                self.flush()
+            finally:
+                self._lock.release()
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready facts with stable names."""

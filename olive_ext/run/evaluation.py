@@ -21,6 +21,7 @@ from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
+from olive_ext.run.task_fit import refuse_misfits
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.lost_requests import LostRequest
@@ -76,6 +77,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     config = models.config
     from olive_ext.backends.lm_eval.generation_settings import check_numbers
     from olive_ext.backends.task_checks import refuse_shots
+    from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
@@ -83,6 +85,8 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     with models.clock.phase("tasks"):
         tasks = load_tasks(names, config.include_path, seeds) if names else None
     if tasks is not None:
+        if lm is None:
+            refuse_misfits(models.given, loaded_inputs(tasks))
         refuse_shots(tasks.tasks, config.num_fewshot)
         check_numbers(config.gen_kwargs)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)

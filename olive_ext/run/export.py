@@ -24,7 +24,7 @@ from filelock import FileLock
 from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.records.cache_folder import cache_folder
+from olive_ext.records.cache_folder import cache_folder, make_own_folder
 from olive_ext.session.opening import open_model
 
 BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
@@ -82,7 +82,7 @@ def _obstacle(model: ResolvedModel) -> str | None:
 def _kept(model: ResolvedModel, root: Path) -> Exported:
     name = f"{model.digest}-fp32-{version(BUILDER)}"
     target = root / name
-    root.mkdir(parents=True, exist_ok=True)
+    make_own_folder(root)
     with FileLock(root / f"{name}.lock"):
         begin, is_new = time.monotonic(), not (target / _CHECKED).is_file()
         if is_new:

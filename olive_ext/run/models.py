@@ -44,7 +44,7 @@ class Models:
             return model
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 
-        return model.patched(OrtLMArguments.parse(model_args, where="OrtLM").opening())
+        return model.patched(OrtLMArguments.parse(model_args, where="model_args").opening())
 
     @property
     def is_lm_evals(self) -> bool:

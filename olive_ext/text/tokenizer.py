@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from olive_ext.errors import ConfigError, ModelError, TaskError, first_line
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why_not_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def load_tokenizer(
     try:
         hf = load(where, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise ModelError(f"no tokenizer can be loaded from '{where}': {first_line(error)}") from error
+        raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 

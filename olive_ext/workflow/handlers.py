@@ -13,9 +13,10 @@ from typing import Any
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ModelError
 from olive_ext.model import resolve
 from olive_ext.model.locate import read_outline
+from olive_ext.run.model_arguments import refuse_arguments
 from olive_ext.workflow.current_run import input_model_path, logger, running
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
@@ -27,8 +28,7 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     Providers, in this order: the settings', the model's `inference_settings`, Olive's. Raises `ModelError`,
     `ConfigError`.
     """
-    if settings.model_class == "hf":
-        raise ConfigError("'model_class' = 'hf', but Olive hands over an ONNX model: leave 'model_class' out")
+    refuse_arguments(settings)
     for key in ("external_initializers_file_name", "constant_inputs_file_name"):
         if getattr(model, key, None):
             raise ModelError(f"the ONNX model has {key} = '{getattr(model, key)}', which is not supported")

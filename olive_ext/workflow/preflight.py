@@ -18,6 +18,7 @@ from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.folders import is_hub_name, why_missing
 from olive_ext.run.bounds import refuse_names
+from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
 from olive_ext.workflow.current_run import with_reference
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
 
@@ -46,11 +47,16 @@ def refuse(engine: Any, input_model: Any) -> None:
         _refuse_unknown_pass(engine, name, config.type)
     evaluators = list(our_evaluators(engine))
     passes = list(our_passes(engine))
+    is_onnx = is_onnx_model(input_model.type)
     for where, evaluator in evaluators:
         check_declared(evaluator.metrics, where)
-        _refuse_settings(WorkflowSettings.parse(evaluator.type_args, where), where, evaluator.metrics)
+        settings = WorkflowSettings.parse(evaluator.type_args, where)
+        refuse_arguments(settings, where, is_onnx=is_onnx)
+        _refuse_settings(settings, where, evaluator.metrics)
     for name, config in passes:
-        _refuse_settings(parse(config.config or {}, f"passes.{name}"), f"passes.{name}")
+        settings = parse(config.config or {}, f"passes.{name}")
+        refuse_arguments(settings, f"passes.{name}", is_onnx=is_onnx)
+        _refuse_settings(settings, f"passes.{name}")
     keys = input_model.config
     problem = why_missing(input_model.type.lower(), keys.get("model_path"), keys.get("onnx_file_name"))
     if problem and (evaluators or passes):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,10 @@ def test_one_seed_sets_all_four() -> None:
 def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
     env = lm_eval.utils.env
     with compiled_templates(), compiled_templates():
-        assert env.from_string("{{a}}") is env.from_string("{{a}}")
+        inside = lm_eval.utils.env
+        assert inside.from_string("{{a}}") is inside.from_string("{{a}}")
         assert lm_eval.utils.apply_template("{{a}}", {"a": 3}) == "3"
+    assert lm_eval.utils.env is env
     assert "from_string" not in vars(env)
     assert env.from_string("{{a}}") is not env.from_string("{{a}}")
 
@@ -136,6 +139,15 @@ def test_environment_is_described_as_lm_eval_does_and_quietly(
     assert evaluator.add_env_info is before
     assert set(ours) == set(theirs) == set(again)
     assert "fatal" not in capfd.readouterr().err
+
+
+def test_first_evaluation_of_a_process_is_quiet_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_eval, "evaluator", lm_eval.evaluator)  # which importing anew replaces
+    monkeypatch.delitem(sys.modules, "lm_eval.evaluator")
+    with environment_read_once():
+        from lm_eval.evaluator import get_git_commit_hash
+
+        assert get_git_commit_hash.__module__.startswith("olive_ext.")
 
 
 @pytest.mark.parametrize("progress", [True, False])

@@ -96,8 +96,74 @@ def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, pro
     assert problem in found[0]
 
 
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (
+            {"model_class": "ortgenai", "model_args": {"past_present_share_buffer": False}},
+            "evaluators.ours.model_args: 'past_present_share_buffer' is an argument of Olive's backend: leave it out",
+        ),
+        (
+            {"model_class": "ort", "model_args": {"ep": "cuda"}},
+            "evaluators.ours.model_args: 'ep' is an argument of Olive's backend: write 'execution_provider'",
+        ),
+        (
+            {"model_class": "ort", "model_args": {"add_bos_tokn": True}},
+            "unknown key 'evaluators.ours.model_args.add_bos_tokn': did you mean 'add_bos_token'?",
+        ),
+        (
+            {"model_class": "ort", "model_args": {"enable_thinking": True}},
+            "evaluators.ours.model_args: 'enable_thinking' needs 'think_end_token'",
+        ),
+    ],
+)
+def test_arguments_that_the_model_class_does_not_take_are_named(
+    tmp_path: Path, keys: dict[str, Any], problem: str
+) -> None:
+    (found,) = problems(tmp_path, "evaluators", "ours", value={**RECIPE["evaluators"]["ours"], **keys})
+    assert found.startswith(problem)
+
+
+def test_arguments_of_a_hugging_face_model_are_lm_evals(tmp_path: Path) -> None:
+    block = {**RECIPE["evaluators"]["ours"], "model_args": {"attn_implementation": "eager"}}
+    assert problems(tmp_path, "evaluators", "ours", value=block) == []
+
+
+def test_arguments_for_an_onnx_input_model_are_ours_without_a_model_class(tmp_path: Path) -> None:
+    recipe = {
+        **copy.deepcopy(RECIPE),
+        "input_model": {"type": "OnnxModel", "model_path": str(put_model(tmp_path / "m"))},
+    }
+    recipe["evaluators"]["ours"] |= {"model_args": {"attn_implementation": "eager"}, "max_length": 64}
+    recipe["passes"]["measure"]["config"] |= {"model_class": "hf", "max_length": 64}
+    unknown, model_class = check_recipe(put(tmp_path, recipe)).problems
+    assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
+    assert model_class.startswith("'passes.measure.model_class' = 'hf', but the model is an ONNX model")
+
+
 def test_tasks_of_a_folder_are_known_without_their_data(tmp_path: Path) -> None:
     assert problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "colours", "size_on_disk")) == []
+
+
+def test_functions_of_task_files_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
+    block = with_folder(tmp_path, "colours")
+    folder = tmp_path / "tasks"
+    (folder / "base.yml").write_text("process_docs: !function deep.code.clean\n", encoding="utf-8")
+    (folder / "own.yaml").write_text(
+        "task: own\ninclude: base.yml\nmetric_list:\n- metric: !function code.score\n"
+        "- metric: !function os.getpid\nclass: !function code.Task\n",
+        encoding="utf-8",
+    )
+    (folder / "deep").mkdir()
+    for place in (folder / "code.py", folder / "deep" / "code.py"):
+        place.write_text("raise SystemExit('imported')", encoding="utf-8")
+    text = check_recipe(put(tmp_path, {**RECIPE, "evaluators": {"ours": block}})).text()
+    lines = [" ".join(line.split()) for line in text.splitlines() if "code of task files" in line]
+    assert lines == [
+        f"code of task files {folder / 'code.py'} (!function Task, score)",
+        f"code of task files {folder / 'deep' / 'code.py'} (!function clean)",
+        "code of task files os (!function getpid)",
+    ]
 
 
 @pytest.mark.long

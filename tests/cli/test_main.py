@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from olive_ext.bench.job import Job
+from olive_ext.bench.process import Launcher
 from olive_ext.cli import main
 from olive_ext.errors import IncompleteError, ModelError
 
@@ -105,6 +109,26 @@ def test_debug_shows_the_traceback_before_the_line(
 def test_interrupt_is_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"], ends_with(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "olive-ext: interrupted\n"
+
+
+def test_sigterm_is_143_and_one_line_and_ends_the_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pid = tmp_path / "pid"
+    script = f"""
+import os, signal, time
+open({str(pid)!r}, "w").write(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)"""
+
+    def bench(_: Namespace) -> int:
+        Launcher(tmp_path / "work", command=(sys.executable, "-c", script))(Job("answer", "hf"))
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["schema"], {"schema": bench}) == 143
+    assert capsys.readouterr().err == "olive-ext: terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_own_warnings_are_shown_once_and_only_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,7 @@ def linked(place: Place, name: str, target: str) -> Path:
     return path
 
 
+OWN_TOKENIZER = json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
 MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     # folders, before the model is opened
@@ -188,6 +189,18 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "native code": (
         lambda p: p.genai(decoder={"session_options": {"custom_ops_library": "evil.so"}}),
         "nothing of a model's folder is run unless 'trust_remote_code' = true",
+    ),
+    "decoder through a link": (
+        lambda p: p.genai(decoder={"filename": linked(p, "model/out.onnx", str(p.whole / "model.onnx")).name}),
+        "names 'out.onnx' for model.decoder.filename, a link that leads out of the folder",
+    ),
+    "folder through a link": (
+        lambda p: p.genai(decoder={"filename": f"{linked(p, 'model/out', str(p.whole)).name}/model.onnx"}),
+        "'out/model.onnx' for model.decoder.filename, a link that leads out of the folder",
+    ),
+    "tokenizer with code": (
+        lambda p: p.put("tokenizer_config.json", OWN_TOKENIZER).put("own.py", "raise SystemExit('it ran')"),
+        "no tokenizer can be loaded from .*'auto_map'.* unless 'trust_remote_code' = true",
     ),
     # graphs and weights
     "weights missing": (lambda p: external(p, Path.unlink), "w.data' does not exist"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olive_ext.errors import ConfigError, RecordsError
+from olive_ext.errors import ConfigError, RecordsError, RunError
 from olive_ext.records import Form, Records, request_key, scored_targets
 from olive_ext.records import store as store_module
 
@@ -174,6 +174,40 @@ def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content
     (tmp_path / "index.json").write_text(content, encoding="utf-8")
     with pytest.raises(RecordsError, match=r"index.json' (is damaged|has version 7)"):
         Records.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["records.bin", "targets.bin", "index.json", "index.json.new"])
+def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path: Path, name: str) -> None:
+    with Records.write(tmp_path / "root", FORM, FACTS) as records:
+        fill(records, range(3))
+    folder, other = records.folder, tmp_path / "other"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.glob("*.*"))
+    if (folder / name).exists():
+        (folder / name).rename(other)
+    else:
+        other.write_text("theirs")
+    before = other.read_bytes()
+    (folder / name).symlink_to(other)
+
+    def add() -> None:
+        with Records.write(tmp_path / "root", FORM, FACTS) as records:
+            fill(records, range(3, 6))
+
+    with pytest.raises((RecordsError, RunError), match=f"{name}' is a symbolic link"):
+        add()
+    assert other.read_bytes() == before
+    if name != "index.json":
+        (folder / name).unlink()
+        other.rename(folder / name)
+        add()  # the lock was let go
+        assert_holds(Records.read(folder), range(6))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordsError, match=r"the records in '.*file/.*' cannot be written: .*; give another folder"):
+        Records.write(tmp_path / "file", FORM, FACTS)
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

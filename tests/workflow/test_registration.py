@@ -256,6 +256,7 @@ def test_metric_names_that_olive_made_paths_of_are_put_right(
     [
         ({"limits": 1}, "unknown key 'evaluators.e.limits': did you mean 'limit'"),
         ({"limit": "x"}, "'evaluators.e.limit' = 'x'"),
+        ({"model_class": "ort", "model_args": {"ep": "cpu"}}, "evaluators.e.model_args: 'ep' is an argument"),
         ({"metrics": [{"name": "m", "type": "latency", "sub_types": [{"name": "avg"}]}]}, "of type 'latency'"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from olive_ext.config import ModelSettings, OpenSettings
@@ -19,6 +19,14 @@ _TEXT = {"add_bos_token", "prefix_token_id"}
 _OPENING = frozenset(OpenSettings.model_fields) - _TEXT
 _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
 """Settings that lm-eval hands over with any model: they count for nothing on a session that is open."""
+
+
+_OF_OLIVE = {
+    "ep": "write 'execution_provider'",
+    "ep_options": "write 'provider_options'",
+    "past_present_share_buffer": "leave it out: the graph says whether the KV cache is updated in place",
+}
+"""Arguments of Olive's own backends, as recipes have them, and what takes their place here."""
 
 
 def _number(value: Any) -> Any:
@@ -78,6 +86,19 @@ class OrtLMArguments(OpenSettings):
 
     _read_number = field_validator("batch_size", mode="before")(_number)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_olives(cls, values: Any) -> Any:
+        for name in _OF_OLIVE.keys() & values.keys() if isinstance(values, Mapping) else ():
+            raise ValueError(f"'{name}' is an argument of Olive's backend: {_OF_OLIVE[name]}")
+        return values
+
+    @model_validator(mode="after")
+    def _check_thinking(self) -> Self:
+        if self.enable_thinking and self.think_end_token is None:
+            raise ValueError("'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
+        return self
+
     @classmethod
     def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any], *, has_session: bool) -> Self:
         """The arguments from a call of `OrtLM`. Raises `ConfigError`, also for arguments that contradict each other."""
@@ -89,8 +110,6 @@ class OrtLMArguments(OpenSettings):
         idle = sorted(given.model_fields_set & opening) if has_session else []
         if idle:
             raise ConfigError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
-        if given.enable_thinking and given.think_end_token is None:
-            raise ConfigError("OrtLM: 'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
         return given
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:

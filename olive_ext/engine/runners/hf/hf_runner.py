@@ -18,7 +18,7 @@ from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.trials import check_tree_batches
 from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
-from olive_ext.errors import ModelError, RunError, first_line
+from olive_ext.errors import ModelError, RunError, first_line, why_not_loaded
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 
@@ -270,7 +270,7 @@ def load_model(
             else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **trust)
         )
     except Exception as error:
-        raise ModelError(f"transformers cannot load '{where}' as a causal model: {first_line(error)}") from error
+        raise ModelError(f"transformers cannot load '{where}' as a causal model: {why_not_loaded(error)}") from error
     if model is None:
         raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
     if num_threads is not None:
