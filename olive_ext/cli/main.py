@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, parse
-from olive_ext.errors import IncompleteError, OliveExtError
+from olive_ext.errors import IncompleteError, OliveExtError, printable
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
@@ -102,17 +102,10 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _plain(message: str) -> str:
-    """The message on one line, without control characters: names of files and tasks reach a terminal as they are."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split())
-    )
-
-
 def _end(message: str, status: int) -> int:
     if _is_debug():
         traceback.print_exc()
-    sys.stderr.write(f"olive-ext: {_plain(message)}\n")
+    sys.stderr.write(f"olive-ext: {printable(' '.join(message.split()))}\n")
     return status
 
 
