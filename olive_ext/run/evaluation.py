@@ -133,6 +133,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     task_folders(config.include_path)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
+    if config.reference is not None:
+        written["reference.records_dir"] = config.reference.records_dir
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)
