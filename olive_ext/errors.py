@@ -77,6 +77,10 @@ class LostRequestsError(RunError):
         super().__init__(f"request {place} has no answer{more}: {reason}")
 
 
+class IncompleteError(RunError):
+    """An evaluation is done and reported, but requests have no answer."""
+
+
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
 

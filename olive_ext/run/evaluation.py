@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, RunError, UnwrittenError
+from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -117,10 +117,10 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
 
 
 def check_complete(report: Report, on_error: str) -> None:
-    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    """Raises `IncompleteError` for requests without an answer, unless they are to be reported only."""
     if report.missing and on_error == "stop":
         first = report.missing[0]
-        raise RunError(
+        raise IncompleteError(
             f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
             f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
         )
