@@ -6,6 +6,7 @@ exits with 0, so nothing else may leave this package for a user's mistake.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -76,6 +77,10 @@ class LostRequestsError(RunError):
         super().__init__(f"request {place} has no answer{more}: {reason}")
 
 
+class IncompleteError(RunError):
+    """An evaluation is done and reported, but requests have no answer."""
+
+
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
 
@@ -83,6 +88,13 @@ class SessionError(OliveExtError):
 def first_line(error: BaseException) -> str:
     """The first line of the error's message; its type where it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
+
+
+def printable(text: str) -> str:
+    """The text with control characters other than line breaks replaced: names of files, models and tasks are written by
+    others, and a terminal would obey them."""
+    controls = {letter for letter in set(text) - {"\n"} if unicodedata.category(letter).startswith("C")}
+    return text.translate({ord(letter): "\N{REPLACEMENT CHARACTER}" for letter in controls})
 
 
 NOT_TRUSTED = "nothing of a model's folder is run unless 'trust_remote_code' = true"

@@ -100,11 +100,13 @@ def _functions(value: object) -> Iterator[str]:
 
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a metric or an aggregation that lm-eval does not have. lm-eval itself looks for an unknown
-    metric on the network, and calls an unknown aggregation when all answers are there."""
-    listed = config.get("metric_list")
+    metric on the network, and calls an unknown aggregation when all answers are there. Metrics that a task computes
+    itself (`process_results`) have any name."""
+    listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
-        if _is_plain(metric) and not entry.get("hf_evaluate") and metric not in METRIC_REGISTRY:
+        is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
+        if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             raise TaskError(
@@ -113,7 +115,8 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and not isinstance(name, _Function)
+    """Whether it is no function: lm-eval names these by file and function, with a dot."""
+    return isinstance(name, str) and "." not in name
 
 
 def _known(registry: Any) -> str:

@@ -111,7 +111,7 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
     manager = TaskManager(include_path=folders, include_defaults=False)
     found = [_find(spec, manager.task_index) for spec in specs]
     for spec in specs:
-        refuse_metrics(_config(spec, manager.task_index), _names([spec]).strip("'"))
+        refuse_metrics(config_of(spec, manager.task_index), _names([spec]).strip("'"))
     if any(missing for _, missing in found):
         refuse_broken_files([name for _, missing in found for name in missing], folders)
         manager = TaskManager(include_path=folders)
@@ -195,7 +195,7 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
     """
     with named_failures("the tasks' metrics cannot be read", machine=()):
         index = TaskManager(include_path=task_folders(include_path), include_defaults=False).task_index
-        configs = [_config(spec, index) for spec in specs]
+        configs = [config_of(spec, index) for spec in specs]
         if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):
             return None
         return {config["task"]: _listed(config.get("metric_list"), config.get("filter_list")) for config in configs}
@@ -220,7 +220,7 @@ def _filters(task: Any) -> list[str]:
     return _filter_names(getattr(task.config, "filter_list", None))
 
 
-def _config(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
+def config_of(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
     """The task's configuration; empty where no file holds one."""
     if isinstance(spec, Mapping):
         return spec

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from olive_ext.bench.summary import Row, Summary
+from olive_ext.errors import printable
 from olive_ext.report import Table, markdown_table, print_cells
 
 HEADS = (
@@ -77,4 +78,4 @@ def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> 
     rows = [cells(row, summary.reference) for row in summary.rows]
     console = print_cells(Table(title, HEADS, rows, ("backend", "answers")), file)
     for line in facts(summary):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import blocks, input_model, mapping, missing_files, mistakes, read_recipe
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
+from olive_ext.model import resolve
 from olive_ext.model.folders import why_missing
 from olive_ext.run.bounds import refuse_names
 from olive_ext.run.costs import COSTS, with_costs
 from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
+from olive_ext.run.task_fit import refuse_misfits
+
+if TYPE_CHECKING:
+    from olive_ext.backends.task_inputs import TaskInputs
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -26,6 +31,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     section = findings.section(f"Recipe {path}")
     ours = [block for block in blocks(recipe) if block.is_ours]
     valid: list[WorkflowSettings] = []
+    inputs: list[TaskInputs] = []
     for block in ours:
         try:
             settings = block.parsed()
@@ -38,11 +44,11 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         if not missing_files(block, settings):
             with findings.noting_problems():
                 _add_code(settings, section)
-                _refuse_unknown_tasks(settings, block.where)
+                inputs += _inputs(settings, block.where)
                 refuse_names(with_costs(settings), block.where, loads_tasks=True)
     if not ours:
         findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
-    _check_input_model(recipe, valid, findings, verify=verify)
+    _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
 
@@ -55,12 +61,13 @@ def _add_code(settings: WorkflowSettings, section: Section) -> None:
         section.add("code of task files", place, f"!function {', '.join(functions)}")
 
 
-def _refuse_unknown_tasks(settings: WorkflowSettings, where: str) -> None:
-    """Raises `TaskError` for tasks that lm-eval and the settings' folders do not have; loads no data."""
-    from olive_ext.backends.task_loading import find_tasks
+def _inputs(settings: WorkflowSettings, where: str) -> list[TaskInputs]:
+    """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
+    loads no data."""
+    from olive_ext.backends.task_inputs import declared_inputs
 
     try:
-        find_tasks([task for task in settings.tasks if task not in COSTS], settings.include_path)
+        return declared_inputs([task for task in settings.tasks if task not in COSTS], settings.include_path)
     except TaskError as error:
         raise TaskError(f"'{where}.tasks': {error}") from error
 
@@ -70,9 +77,15 @@ def _task_name(task: str | dict[str, Any]) -> str:
 
 
 def _check_input_model(
-    recipe: Mapping[str, Any], valid: list[WorkflowSettings], findings: Findings, *, verify: bool
+    recipe: Mapping[str, Any],
+    valid: Sequence[WorkflowSettings],
+    inputs: Sequence[TaskInputs],
+    findings: Findings,
+    *,
+    verify: bool,
 ) -> None:
-    """With the first valid block's settings; Olive makes other models from it only when it runs."""
+    """With the first valid block's settings, and whether it takes what all tasks give (`inputs`); Olive makes other
+    models from it only when it runs."""
     kind, keys = input_model(recipe)
     path, name = keys.get("model_path"), keys.get("onnx_file_name")
     section = findings.section("Input model")
@@ -86,6 +99,7 @@ def _check_input_model(
     with findings.noting_problems():
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")
+        refuse_misfits(resolve(config.opening()), inputs)
 
 
 def _accelerator(recipe: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_v
 from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import SCHEMA_KINDS, EvaluationConfig, schema
 from olive_ext.config.bench import BenchConfig
-from olive_ext.errors import ConfigError, UnwrittenError
+from olive_ext.errors import ConfigError, UnwrittenError, printable
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -234,7 +234,7 @@ def check_command(arguments: Namespace) -> int:
     else:
         values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
         found = check_model(EvaluationConfig.parse(values), verify=arguments.verify)
-    sys.stdout.write(found.text())
+    sys.stdout.write(printable(found.text()))
     if found.problems:
         raise ConfigError("; ".join(found.problems))
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, parse
-from olive_ext.errors import OliveExtError
+from olive_ext.errors import IncompleteError, OliveExtError, printable
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
@@ -23,8 +23,8 @@ class _Terminated(KeyboardInterrupt):
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
-    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for any other
-    failure.
+    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for requests without
+    an answer and any other failure.
 
     With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
     """
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
     try:
         with _warnings_on_stderr(), _sigterm_raises():
             return _command(list(sys.argv[1:] if argv is None else argv), commands)
+    except IncompleteError as error:
+        return _end(f"error: {error}", FAILED)
     except (UsageError, OliveExtError) as error:
         return _end(f"error: {error}", USER_ERROR)
     except _Terminated:
@@ -100,17 +102,10 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _plain(message: str) -> str:
-    """The message on one line, without control characters: names of files and tasks reach a terminal as they are."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(message.split())
-    )
-
-
 def _end(message: str, status: int) -> int:
     if _is_debug():
         traceback.print_exc()
-    sys.stderr.write(f"olive-ext: {_plain(message)}\n")
+    sys.stderr.write(f"olive-ext: {printable(' '.join(message.split()))}\n")
     return status
 
 

@@ -84,9 +84,7 @@ def read_encoder(
     """
     inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
     section = model_config.get("encoder", {})
-    source = _first(
-        inputs, (*_configured(section, "inputs", ("audio_features", "input_ids")), *tensor_names.SOURCE_INPUTS)
-    )
+    source = _source(inputs, section)
     states = _first(
         outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *tensor_names.STATES_OUTPUTS)
     )
@@ -113,6 +111,18 @@ def read_encoder(
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
         unused=_unused(cross, outputs | returned),
     )
+
+
+def read_source_kind(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> SourceKind | None:
+    """What the encoder `model` takes; None where that is not understood."""
+    inputs = graph_inputs(model.graph)
+    source = _source(inputs, model_config.get("encoder", {}))
+    return None if source is None else _kind(inputs[source])
+
+
+def _source(inputs: Iterable[str], section: Mapping[str, Any]) -> str | None:
+    configured = _configured(section, "inputs", ("audio_features", "input_ids"))
+    return _first(inputs, (*configured, *tensor_names.SOURCE_INPUTS))
 
 
 def _unused(cross: CrossInputs, outputs: set[str]) -> tuple[TensorSpec, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ _SOURCE = re.compile(r"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ")
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
 a prompt. FlashAttention takes any length as it comes. Who sets the variable decides."""
+
+_KNOWN_ENTRY = b"session.disable_prepacking"
 
 _DEFAULTS = ExecutionSettings()
 
@@ -123,11 +127,33 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
+    _warn_of_unknown_entries(tuple(config.session_options))
     for key, value in config.session_options.items():
         options.add_session_config_entry(key, value)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return options
+
+
+@lru_cache(maxsize=16)  # one model takes several sessions, and one warning
+def _warn_of_unknown_entries(names: tuple[str, ...]) -> None:
+    """Warns of session configuration entries whose names do not occur in ONNX Runtime's library, which takes any name
+    and has no list of them. Names of plugins (`ep.`) are not in there, nor what a compiler took apart: no refusal.
+    Silent where the library is of another build, in which a name that is surely known does not occur."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as library
+
+    asked = [name for name in names if not name.startswith("ep.")]
+    if not asked:
+        return
+    with Path(library.__file__).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(_KNOWN_ENTRY + b"\0") < 0:
+            return
+        unknown = [name for name in asked if content.find(name.encode() + b"\0") < 0]
+    if unknown:
+        logger.warning(
+            "engine.session_options: this ONNX Runtime has no entry %s, as far as can be told, and ignores such",
+            ", ".join(map(repr, unknown)),
+        )
 
 
 def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name: str) -> Any:

@@ -24,7 +24,7 @@ from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.package_config import custom_operators_of, inside
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
 """How the spec's note on the form of the cache begins."""
@@ -151,6 +151,16 @@ class ResolvedModel:
             )
         except ModelError as error:
             return MediaSpec((), problem=str(error))
+
+    @cached_property
+    def source_kind(self) -> SourceKind | None:
+        """What the encoder of an encoder-decoder takes; None for other models."""
+        encoder = self.files.companions.get("encoder")
+        if encoder is None:
+            return None
+        from olive_ext.model.encoder_spec import read_source_kind
+
+        return read_source_kind(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
     @property
     def warms_encoders(self) -> bool:

@@ -54,7 +54,8 @@ def write_page(page: Page, directory: str | Path) -> Path:
 
 
 def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path, ...]:
-    """Writes chain.json, {"steps": [{"name": ..., "values": {column: number}}]}, and chain.md as `write` does."""
+    """Writes chain.json, {"steps": [{"name": ..., "values": {column: number}, "documents": {column: text}}]}, and
+    chain.md as `write` does."""
     directory = Path(directory)
     texts = {directory / "chain.json": to_json({"steps": steps}), directory / "chain.md": chain_markdown(steps)}
     write_texts(texts, directory)

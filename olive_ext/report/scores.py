@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from olive_ext.report import numbers
@@ -51,26 +51,33 @@ class ChainStep:
 
     name: str
     values: dict[str, float]
+    documents: dict[str, str] = field(default_factory=dict)
+    """For columns of drawn documents, how many of how many they are."""
 
 
 def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
     """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
     first metric. What a report does not have is left out."""
     names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
-    return [ChainStep(name, dict(_chain_values(report))) for name, report in zip(names, reports, strict=True)]
+    return [_chain_step(name, list(_chain_metrics(report))) for name, report in zip(names, reports, strict=True)]
 
 
-def _chain_values(report: Report) -> Iterator[tuple[str, float]]:
+def _chain_step(name: str, columns: Sequence[tuple[str, Metric]]) -> ChainStep:
+    drawn = {column: metric.documents for column, metric in columns if metric.num_population is not None}
+    return ChainStep(name, {column: metric.value for column, metric in columns}, drawn)
+
+
+def _chain_metrics(report: Report) -> Iterator[tuple[str, Metric]]:
     first: dict[str, Metric] = {}
     for metric in report.metrics:
         if metric.metric in _CHAIN_DISTANCES and metric.task == ALL:
-            yield metric.metric, metric.value
+            yield metric.metric, metric
         elif metric.task in _CHAIN_COSTS:
             if metric.task != "tokens_per_second" or metric.value > 0:  # a baseline counts no tokens
-                yield metric.task, metric.value
+                yield metric.task, metric
         elif metric.task not in (ALL, "requests_per_second") and metric.metric not in NAMES:
             first.setdefault(metric.task, metric)
-    yield from ((f"{metric.task} {metric.metric}", metric.value) for metric in first.values())
+    yield from ((f"{metric.task} {metric.metric}", metric) for metric in first.values())
 
 
 def chain_table(steps: Sequence[ChainStep]) -> Table:
@@ -78,16 +85,18 @@ def chain_table(steps: Sequence[ChainStep]) -> Table:
     seen = dict.fromkeys(name for step in steps for name in step.values)
     known = [name for name in (*_CHAIN_COSTS, *_CHAIN_DISTANCES) if name in seen]
     columns = [*known, *(name for name in seen if name not in known)]
-    rows = [[step.name, *(_chain_cell(name, step.values.get(name)) for name in columns)] for step in steps]
+    rows = [[step.name, *(_chain_cell(name, step) for name in columns)] for step in steps]
     return Table("The chain, step by step", ["step", *columns], rows, ("step",))
 
 
-def _chain_cell(column: str, value: float | None) -> str:
+def _chain_cell(column: str, step: ChainStep) -> str:
+    value = step.values.get(column)
     if value is None:
         return ""
     if column == "size_on_disk" and math.isfinite(value):
         return f"{value / 1e6:,.2f} MB"
-    return f"{value:,.0f}" if column == "tokens_per_second" and math.isfinite(value) else number(value)
+    shown = f"{value:,.0f}" if column == "tokens_per_second" and math.isfinite(value) else number(value)
+    return f"{shown} ({step.documents[column]})" if column in step.documents else shown
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
+from olive_ext.errors import printable
 from olive_ext.report.page import Page
 from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, metric_table, phases_of, score_rows
@@ -27,11 +28,11 @@ def print_cells(table: Table, file: IO[str] | None = None) -> Console:
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console.width = _NO_WRAP
-    shown = rich_table.Table(title=Text(table.title, style="table.title"), title_justify="left")
+    shown = rich_table.Table(title=Text(printable(table.title), style="table.title"), title_justify="left")
     for head in table.heads:
-        shown.add_column(head, justify="left" if head in table.texts else "right", overflow="fold")
+        shown.add_column(Text(printable(head)), justify="left" if head in table.texts else "right", overflow="fold")
     for row in table.rows:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
     return console
 
@@ -43,12 +44,12 @@ def print_table(report: Report, file: IO[str] | None = None) -> None:
     for table in comparison_tables(comparison) if comparison is not None else ():
         print_cells(table, file)
     for line in sentences(comparison) if comparison is not None else ():
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     names = ", ".join(str(provider.get("name", provider)) for provider in report.providers)
     if names:
-        console.print(f"providers: {names}", markup=False)
+        console.print(printable(f"providers: {names}"), markup=False)
     for line in _costs(report):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
 
 def _costs(report: Report) -> Iterator[str]:
@@ -77,7 +78,8 @@ def print_page(page: Page, file: IO[str] | None = None) -> None:
         console.print(text, markup=False)
     for contrast in page.contrasts:
         note = f" ({contrast.note})" if contrast.note else ""
-        console.print(f"{contrast.candidate}: {verdict(contrast.comparison).line}{note}", markup=False)
+        line = f"{contrast.candidate}: {verdict(contrast.comparison).line}{note}"
+        console.print(printable(line), markup=False)
 
 
 def _scores(page: Page) -> list[Sequence[str]]:

@@ -65,12 +65,12 @@ def verdict(comparison: Comparison) -> Verdict:
     band = None if divergence is None else band_of(divergence)
     certain = list(_certain(comparison.certainty))
     against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]
+    lost = [f"{comparison.missing} requests have no answer and are not in this"] if comparison.missing else []
     if not certain and _is_same(comparison, divergence):
-        return Verdict("no_difference", "no difference found", figures, documents)
+        return Verdict("no_difference", "; ".join(["no difference found", *lost]), figures, documents)
     found = [*certain, *against] or [_in_favour(changes)]
     worst = min((kind for kind, _ in found), key=_KINDS.index)
     told = [text for kind, text in found if kind == worst or worst != "loss" or (kind, text) in certain]
-    lost = [f"{comparison.missing} requests have no answer and are not in this"] if comparison.missing else []
     return Verdict(worst, "; ".join([*told, *lost]), figures, documents)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, RunError, UnwrittenError
+from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -21,6 +21,7 @@ from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
+from olive_ext.run.task_fit import refuse_misfits
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.lost_requests import LostRequest
@@ -76,6 +77,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     config = models.config
     from olive_ext.backends.lm_eval.generation_settings import check_numbers
     from olive_ext.backends.task_checks import refuse_shots
+    from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import Seeds, load_tasks
 
     names = asked_tasks(config)
@@ -83,6 +85,8 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     with models.clock.phase("tasks"):
         tasks = load_tasks(names, config.include_path, seeds) if names else None
     if tasks is not None:
+        if lm is None:
+            refuse_misfits(models.given, loaded_inputs(tasks))
         refuse_shots(tasks.tasks, config.num_fewshot)
         check_numbers(config.gen_kwargs)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
@@ -113,10 +117,10 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
 
 
 def check_complete(report: Report, on_error: str) -> None:
-    """Raises `RunError` for requests without an answer, unless they are to be reported only."""
+    """Raises `IncompleteError` for requests without an answer, unless they are to be reported only."""
     if report.missing and on_error == "stop":
         first = report.missing[0]
-        raise RunError(
+        raise IncompleteError(
             f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
             f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
         )
@@ -129,6 +133,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     task_folders(config.include_path)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
+    if config.reference is not None:
+        written["reference.records_dir"] = config.reference.records_dir
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)

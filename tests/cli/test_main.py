@@ -17,7 +17,7 @@ import pytest
 from olive_ext.bench.job import Job
 from olive_ext.bench.process import Launcher
 from olive_ext.cli import main
-from olive_ext.errors import ModelError
+from olive_ext.errors import IncompleteError, ModelError
 
 
 def ends_with(error: BaseException) -> dict[str, Callable[[Namespace], int]]:
@@ -80,6 +80,11 @@ def test_wrong_choice_is_2_and_names_the_choices(capsys: pytest.CaptureFixture[s
 def test_package_error_is_2_and_its_lines_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"], ends_with(ModelError("first\nsecond"))) == 2
     assert capsys.readouterr().err == "olive-ext: error: first second\n"
+
+
+def test_requests_without_an_answer_are_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"], ends_with(IncompleteError("1 requests have no answer"))) == 1
+    assert capsys.readouterr().err == "olive-ext: error: 1 requests have no answer\n"
 
 
 def test_other_failure_is_1_and_names_the_way_to_the_traceback(

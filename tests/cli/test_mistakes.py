@@ -122,6 +122,14 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.also("--use-cache", written(p, "f", "") / "x"),
         "'use_cache' = .*f' is not a folder",
     ),
+    "records below a file": (
+        lambda p: p.also("--reference", p.whole, "--set", f"reference.records_dir={written(p, 'f', '') / 'x'}"),
+        "'reference.records_dir' = .*f' is not a folder",
+    ),
+    "records cannot be written": (
+        lambda p: p.also("--reference", p.whole, "--set", "reference.records_dir=/proc/x"),
+        "'reference.records_dir' = '/proc/x': cannot write in '/proc'",
+    ),
     # settings
     "seed below 0": (lambda p: p.also("--seed", -1), "'seed' = '-1': give an integer from 0 to 4294967295"),
     "seed beyond 32 bits": (lambda p: p.also("--seed", 2**40), "'seed' = '1099511627776': give an integer from 0 to"),

@@ -95,6 +95,20 @@ def test_file_opens_by_path(tmp_path: Path) -> None:
     assert session.get_providers() == [CPU]
 
 
+def test_session_option_that_is_misspelt_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings(**options: str) -> list[str]:
+        caplog.clear()
+        names = {name.replace("__", "."): value for name, value in options.items()}
+        open_session(
+            graph().SerializeToString(), CPU_ONLY, ExecutionSettings(engine=EngineConfig(session_options=names))
+        )
+        return [record.getMessage() for record in caplog.records]
+
+    (line,) = warnings(session__intra_op__allow_spining="0", session__intra_op__allow_spinning="0", ep__mine__x="1")
+    assert "has no entry 'session.intra_op.allow_spining', as far" in line
+    assert warnings(session__intra_op__allow_spinning="0", session__set_denormal_as_zero="1", ep__mine__x="1") == []
+
+
 def test_settings_reach_the_session(tmp_path: Path) -> None:
     session = open_session(
         graph().SerializeToString(),

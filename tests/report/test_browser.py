@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,32 @@ def test_words_that_differ_are_marked_on_both_sides(pages: dict[int, Path], brow
     marks = "[...document.querySelectorAll('.flip:first-child .answers > div')].map((side) => [...side.querySelectorAll"
     marks += "('mark:not(.found)')].map((mark) => mark.textContent.trim()))"
     assert browser.run(marks) == [["115", "115"], ["125", "125"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "marked"),
+    [
+        ("the old cat", "a new dog", [["the old cat"], ["a new dog"]]),
+        (
+            "It is a warm day",
+            "It has rained for three long weeks",
+            [["is a warm day"], ["has rained for three long weeks"]],
+        ),
+        (f"x {'a ' * 600}y", f"x {'b ' * 600}y", [[("a " * 600).strip()], [("b " * 600).strip()]]),
+        ("", "a new dog", [[], ["a new dog"]]),
+        ("the same", "the same", [[], []]),
+    ],
+)
+def test_answers_with_little_in_common_are_marked_where_they_differ(
+    one: str, other: str, marked: list[list[str]], browser: Chromium, tmp_path: Path
+) -> None:
+    found = comparison(400)
+    flip = replace(found.flips[0], reference_answer=one, candidate_answer=other)
+    page = tmp_path / "page.html"
+    page.write_text(to_html(report(found=replace(found, flips=(flip,)))), encoding="utf-8")
+    browser.open(page)
+    marks = "[...document.querySelectorAll('.flip .answers > div')].map((side) => [...side.querySelectorAll('mark')]"
+    assert browser.run(f"{marks}.map((mark) => mark.textContent.trim()))") == marked
 
 
 def test_long_texts_fold_out(pages: dict[int, Path], browser: Chromium) -> None:

@@ -15,9 +15,11 @@ from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import (
     Metric,
     Report,
+    Table,
     check_writable,
     from_json,
     has_several_filters,
+    print_cells,
     print_table,
     to_json,
     to_markdown,
@@ -106,6 +108,16 @@ def test_table_is_not_cut_and_takes_brackets_literally() -> None:
     print_table(Report(metrics=(Metric(name, "acc", "none", 1.0),), engine=REPORT.engine), out)
     assert name in out.getvalue()
     assert "10 tokens fed of 40 in the requests, 1.2 s" in out.getvalue()
+
+
+def test_a_terminal_obeys_no_name_in_a_table() -> None:
+    name, out = "\x1b]0;owned\x07[b]\x9b31m\u202e é 東", io.StringIO()
+    provider = {"name": name}
+    print_cells(Table(name, (name,), [(name,)], (name,)), out)
+    print_table(Report(metrics=(Metric(name, "acc", "none", 1.0),), providers=(provider,)), out)
+    shown = "\ufffd]0;owned\ufffd[b]\ufffd31m\ufffd é 東"
+    assert out.getvalue().count(shown) == 5
+    assert not set(out.getvalue()) & set("\x1b\x07\x9b\u202e")
 
 
 def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:

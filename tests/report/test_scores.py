@@ -44,6 +44,16 @@ def test_each_report_is_a_step_with_cost_distances_and_first_metrics() -> None:
     ]
 
 
+def test_numbers_of_drawn_documents_say_of_how_many() -> None:
+    drawn = Metric("choice", "acc", "none", 0.75, n=342, num_population=10_042)
+    distance = Metric("all", "kl_mean", "none", 0.0125, n=342, num_population=10_042, is_estimate=False)
+    (step,) = steps([report(["int4"], drawn, distance, SIZE)])
+    assert chain_table([step]).rows == [
+        ["int4", "4.29 MB", "0.0125 (342 of 10\u202f042, unweighted)", "0.7500 (342 of 10\u202f042)"]
+    ]
+    assert step.documents == {"choice acc": "342 of 10\u202f042", "kl_mean": "342 of 10\u202f042, unweighted"}
+
+
 def test_model_outside_of_a_workflow_is_called_by_its_path() -> None:
     assert steps([report(None, ACC)])[0].name == "some/model"
 
@@ -54,6 +64,7 @@ def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
     assert json.loads(json_path.read_text())["steps"][2] == {
         "name": "float -> int4",
         "values": {"size_on_disk": 4290000, "kl_mean": 0.0125, "choice acc": 0.75},
+        "documents": {},
     }
     assert markdown_path.read_text() == chain_markdown(found)
     assert "| float -> int4 | 4.29 MB |  | 0.0125 | 0.7500 |" in chain_markdown(found)

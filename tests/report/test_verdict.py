@@ -161,6 +161,15 @@ def test_the_same_model_is_no_difference_found_and_not_called_equal() -> None:
     assert "equal" not in line
 
 
+def test_requests_without_an_answer_are_said_behind_any_finding() -> None:
+    same = divergence("choice", kl=0.0, top1_agreement=1.0)
+    same = replace(same, kl=Spread(0, 0, 0, 0, 0, 0, 0))
+    for compared in (Comparison({}, (same,)), Comparison({}, (divergence("choice"),), (outcome(**SAFE),))):
+        whole, partial = verdict(compared), verdict(replace(compared, missing=3))
+        assert partial.kind == whole.kind
+        assert partial.finding == f"{whole.finding}; 3 requests have no answer and are not in this"
+
+
 def test_nothing_compared_says_so() -> None:
     assert verdict(Comparison({})).kind == "nothing_compared"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import RunError
+from olive_ext.errors import IncompleteError
 from olive_ext.report import from_json
 from olive_ext.run import check_complete, evaluate
 from olive_ext.session.executor import Lost
@@ -37,7 +37,9 @@ def test_documents_of_lost_requests_count_in_no_metric(task: str, tmp_path: Path
     (missing,) = report.missing
     assert (missing["task"], missing["reason"]) == (task, CRASH.reason)
     assert from_json((tmp_path / "out" / "report.json").read_text()).missing == report.missing
-    with pytest.raises(RunError, match=rf"^1 requests have no answer, .* of document \d+ of '{task}': each worker"):
+    with pytest.raises(
+        IncompleteError, match=rf"^1 requests have no answer, .* of document \d+ of '{task}': each worker"
+    ):
         check_complete(report, "stop")
     check_complete(report, "report")
     with_the_rest = evaluate(given, lm=ort_lm())  # the others are in the journal

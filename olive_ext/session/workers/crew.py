@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_OPENINGS = 3
 """Times in a row that a worker may fail to open before it is given up."""
 
+_JOIN_S = 0.5
+
 Part = Sequence[Request]
 
 
@@ -51,6 +53,7 @@ class _Call:
     waiting: queue.SimpleQueue[_Piece | None] = field(default_factory=queue.SimpleQueue)
     told: queue.SimpleQueue[tuple[_Piece, Any]] = field(default_factory=queue.SimpleQueue)
     is_over: bool = False
+    """No worker is to be opened for it any more."""
 
 
 class Crew:
@@ -62,6 +65,7 @@ class Crew:
         self.num_lost = 0
         self._latest: dict[str, Counters] = {}
         self._counted = Counters()
+        self._closed: set[str] = set()
         try:
             self.all_served = self._open_all()
         except BaseException:
@@ -98,19 +102,29 @@ class Crew:
             self.stop()  # whatever a worker is doing
             raise
         finally:
+            call.is_over = True
             for _ in threads:
                 call.waiting.put(None)
-            for thread in threads:
-                thread.join()
+            for thread, worker in zip(threads, self.workers, strict=False):
+                self._join(thread, worker)
 
     def call(self, which: str, name: str) -> list[Any]:
-        """The method `name` of every worker's executor."""
-        return [worker.call(which, name) for worker in self.workers]
+        """The method `name` of the executor of every worker that is open."""
+        return [worker.call(which, name) for worker in self.workers if worker.name not in self._closed]
 
     def stop(self) -> None:
-        """Ends all workers."""
+        """Ends all workers; they are opened again where `run` follows."""
         for worker in self.workers:
+            self._closed.add(worker.name)
             worker.stop()
+
+    def _join(self, thread: threading.Thread, worker: Worker) -> None:
+        """Waits for a worker's thread. Where others have done the work, a worker that is still being opened, for which
+        a cluster may never have room again, is not waited for: the next call opens it."""
+        while thread.is_alive():
+            if worker.name in self._closed and len(self._closed) < len(self.workers):
+                worker.stop()
+            thread.join(_JOIN_S)
 
     def _open_all(self) -> list[Served]:
         """Opens all workers together."""
@@ -175,11 +189,14 @@ class Crew:
 
     def _work(self, worker: Worker, call: _Call) -> None:
         """A worker's thread: one piece after the other; a worker that was lost is opened anew."""
+        if worker.name in self._closed and not self._reopen(worker, call):
+            return
         while (piece := call.waiting.get()) is not None:
             requests = [to_send(call.chunks[piece.chunk][place]) for place in piece.places]
             try:
                 reply: Reply = worker.run(call.which, requests)
             except WorkerLostError as error:
+                self._closed.add(worker.name)
                 self._retire_counters(worker)
                 call.told.put((piece, error))
                 if not self._reopen(worker, call):
@@ -194,12 +211,15 @@ class Crew:
     def _reopen(self, worker: Worker, call: _Call) -> bool:
         """Opens a lost worker; False where that fails again and again."""
         problem: Exception = WorkerLostError("was stopped")
-        for _ in range(0 if call.is_over else MAX_OPENINGS):
+        for _ in range(MAX_OPENINGS):
+            if call.is_over:
+                break
             try:
                 worker.open()
-            except (OliveExtError, WorkerLostError) as error:  # noqa: PERF203
+            except (OliveExtError, WorkerLostError) as error:
                 problem = error
             else:
+                self._closed.discard(worker.name)
                 return True
         call.told.put((_Piece(0, ()), RunError(f"{worker.name} cannot be started again: {problem}")))
         return False

@@ -55,9 +55,10 @@ class ProcessWorker:
         self._replies = queue.SimpleQueue()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", self._child]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdout is not None
-        arguments = self._process.stdout, self._replies
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = process  # another thread may stop it from here on
+        assert process.stdout is not None
+        arguments = process.stdout, self._replies
         threading.Thread(target=_forward, args=arguments, name=f"{self.name}'s replies", daemon=True).start()
         self._send(self._job)
         served: Served = self._answer(is_watched=False)

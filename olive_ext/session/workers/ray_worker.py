@@ -116,7 +116,7 @@ class RayWorker:
         self._actor = self._cluster.actor(self._job)
         timeout = self._cluster.wanted.start_timeout
         try:
-            served: Served = self._answer(self._actor.facts.remote(), timeout)
+            served: Served = self._answer(self._remote("facts"), timeout)
         except TimeoutError:
             self.stop()
             raise RunError(

@@ -149,6 +149,48 @@ def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -
         run(Crew([FakeWorker("one", losses=[1], failed_openings=9)]), [requests_of(3)])
 
 
+class HomelessWorker(FakeWorker):
+    """Lost in its first call; then there is no room for it, and `open` waits until the worker is stopped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, losses=[1])
+        self.is_lost, self.is_stopped = threading.Event(), threading.Event()
+
+    def open(self) -> Served:
+        if self.num_openings:
+            self.is_lost.set()
+            assert self.is_stopped.wait(60), "nobody stopped it"
+            self.is_stopped.clear()
+            raise WorkerLostError("was stopped")
+        return super().open()
+
+    def stop(self) -> None:
+        self.is_stopped.set()
+
+
+class PatientWorker(FakeWorker):
+    """Begins when another one is lost."""
+
+    def __init__(self, name: str, other: HomelessWorker) -> None:
+        super().__init__(name)
+        self._other = other
+
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        assert self._other.is_lost.wait(60)
+        return super().run(which, requests)
+
+
+def test_a_worker_without_room_is_not_waited_for_where_others_do_the_work() -> None:
+    gone = HomelessWorker("gone")
+    crew = Crew([gone, PatientWorker("good", gone)])
+    for _ in range(2):
+        found = run(crew, [requests_of(3), requests_of(4), requests_of(5)])
+        assert [len(found[number]) for number in range(3)] == [3, 4, 5]
+        assert crew.call(OWN, "release_memory") == ["good release_memory"]
+    assert crew.num_lost == 1, "being absent is no loss"
+    assert "gone" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_pool_answers_requests_in_their_order_and_streams() -> None:
     pool = WorkerPool(Crew([FakeWorker("one"), FakeWorker("two")]))
     requests = requests_of(50)

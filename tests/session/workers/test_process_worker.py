@@ -66,15 +66,22 @@ def test_a_lost_worker_says_how(worker: ProcessWorker, tokens: int, reason: str)
     assert worker.run(OWN, [GOOD]).results
 
 
-def test_a_killed_worker_costs_the_chunk_in_flight_only(worker: ProcessWorker) -> None:
+def test_a_killed_worker_costs_the_chunk_in_flight_only(
+    worker: ProcessWorker, caplog: pytest.LogCaptureFixture
+) -> None:
     worker.stop()
     crew = Crew([worker])
     assert worker.pid is not None
-    threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL)).start()
+    timer = threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL))
+    timer.start()
     found: dict[int, Any] = {}
-    crew.run(OWN, [[token(SLOW)], [GOOD, token(CRASH)]], found.__setitem__)
-    assert [type(result) for result in found[0] + found[1]] == [Result, Result, Lost]
+    slow = [token(SLOW), GOOD, GOOD]  # the largest chunk, so it is the one in flight
+    crew.run(OWN, [slow, [GOOD, token(CRASH)]], found.__setitem__)
+    timer.join()
+    assert [type(result) for result in found[0] + found[1]] == [Result, Result, Result, Result, Lost]
     assert found[1][1] == Lost("each worker that ran it ended by SIGSEGV")
+    assert "ended by SIGKILL, as the system does where memory is short; its 3 requests are run again" in caplog.text
+    assert crew.num_lost == 4, "the kill, and the request that crashes: in its chunk, in it again, alone"
     crew.stop()
 
 

@@ -136,16 +136,19 @@ def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Pa
 def test_a_node_that_leaves_costs_its_chunks_only(expected: Any) -> None:
     """A cluster of two raylets on this machine."""
     program = """
-import json, threading
+import json, time
+from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster
 from tests.session.workers.test_ray_worker import answers, open_tiny
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 second = cluster.add_node(num_cpus=1)
-with open_tiny(workers={"count": 2, "address": cluster.address}) as session:
-    timer = threading.Timer(0.3, cluster.remove_node, (second,))
-    timer.start()
-    threading.Timer(8, lambda: cluster.add_node(num_cpus=1)).start()
-    scores, texts = answers(session)
+with open_tiny(workers={"count": 2, "address": cluster.address}) as session, ThreadPoolExecutor() as pool:
+    found = pool.submit(answers, session)
+    time.sleep(0.3)
+    cluster.remove_node(second)
+    time.sleep(2)
+    cluster.add_node(num_cpus=1)  # Ray wants the main thread
+    scores, texts = found.result()
     lost = session.describe_execution()["workers"]["lost"]
 print(json.dumps([lost, [output.logprob for output in scores], [output.text for output in texts]]))
 """

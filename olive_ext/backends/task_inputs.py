@@ -1,0 +1,52 @@
+"""What tasks ask of a model besides the likelihood of text behind text, read from their configurations. Knows no model
+and loads no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olive_ext.backends.task_loading import LoadedTasks, Spec, config_of, find_tasks
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """A task, and what its requests have."""
+
+    task: str
+    gives_images: bool
+    gives_audio: bool
+    is_rolling: bool
+    """Whether it scores whole texts, without a context."""
+
+
+def declared_inputs(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> list[TaskInputs]:
+    """Of every task of `specs` that is defined in a file; those that are Python classes, or members of a tag, are left
+    out. Raises `TaskError` for unknown tasks."""
+    manager, _ = find_tasks(specs, include_path)
+    configs = [config for spec in specs for config in _leaves(spec, manager.task_index)]
+    return [_inputs(str(config["task"]), config) for config in configs if "class" not in config]
+
+
+def loaded_inputs(tasks: LoadedTasks) -> list[TaskInputs]:
+    """Of every loaded task that has a configuration."""
+    return [_inputs(name, vars(task.config)) for name, task in tasks.tasks.items() if task.config is not None]
+
+
+def _leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    config = config_of(spec, index)
+    members = config.get("task")
+    if isinstance(members, str):
+        yield config
+    for member in members if isinstance(members, list) else ():
+        yield from _leaves(member, index)
+
+
+def _inputs(name: str, config: Mapping[str, Any]) -> TaskInputs:
+    return TaskInputs(
+        name,
+        gives_images=config.get("doc_to_image") is not None,
+        gives_audio=config.get("doc_to_audio") is not None,
+        is_rolling=config.get("output_type") == "loglikelihood_rolling",
+    )

@@ -1,0 +1,34 @@
+"""Refuses tasks that ask of a model what it does not take, before it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from olive_ext.errors import TaskError
+from olive_ext.model import ResolvedModel
+from olive_ext.model.media_types import Modality
+from olive_ext.model.types import SourceKind
+
+if TYPE_CHECKING:
+    from olive_ext.backends.task_inputs import TaskInputs
+
+
+def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
+    """Raises `TaskError` for a task whose requests the model would refuse: pictures or sound that it does not take, no
+    sound for a model of speech, whole texts for an encoder-decoder. It is known of models that run on ONNX Runtime.
+    """
+    if model.kind != "onnx" or model.runtime[0] != "onnxruntime":
+        return
+    source, media = model.source_kind, model.media
+    takes_sound = source is SourceKind.FEATURES
+    takes_images = media is not None and any(encoder.modality is Modality.IMAGE for encoder in media.encoders)
+    for task in tasks:
+        if task.gives_images and not takes_images:
+            raise TaskError(f"task '{task.task}' gives pictures, which this model does not take")
+        if task.gives_audio and not takes_sound:
+            raise TaskError(f"task '{task.task}' gives sound, which this model does not take")
+        if takes_sound and not task.gives_audio:
+            raise TaskError(f"task '{task.task}' gives no sound ('doc_to_audio'), and this model takes nothing else")
+        if task.is_rolling and source is not None:
+            raise TaskError(f"task '{task.task}' scores whole texts: an encoder-decoder has no likelihood of these")

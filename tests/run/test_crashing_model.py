@@ -1,0 +1,96 @@
+"""A model that crashes ONNX Runtime on one request: the evaluation, started as on the command line, names its document,
+evaluates the rest and keeps it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from olive_ext.cli import main
+from olive_ext.report import Report, from_json
+from olive_ext.report.metrics import MISSING
+from olive_ext.report.verdict import verdict
+from tests.backends.local_tasks import write_tasks
+from tests.check.tiny import put_model
+from tests.text.tiny import byte_level
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="this division traps on x86 only"),
+]
+LEAST = -(2**63)
+PARTIAL = "No difference found; 1 requests have no answer and are not in this"
+
+
+def crash_on(token: int, path: Path) -> None:
+    """Adds a division to the graph at `path` whose quotient, for `token` alone, is too large for an int64: x86 ends the
+    process by SIGFPE then. For other tokens it changes nothing."""
+    proto = onnx.load(path)
+    graph = proto.graph
+    (embed,) = (node for node in graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    embed.input[1] = "ids"
+    tensors = {"token": token, "minus_one": -1, "one": 1, "least": LEAST}
+    graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in tensors.items())
+    nodes = [
+        helper.make_node("Equal", ["input_ids", "token"], ["is_token"]),
+        helper.make_node("Where", ["is_token", "minus_one", "one"], ["divisor"]),
+        helper.make_node("Div", ["least", "divisor"], ["quotient"]),
+        helper.make_node("Sub", ["quotient", "quotient"], ["zero"]),
+        helper.make_node("Add", ["input_ids", "zero"], ["ids"]),
+    ]
+    for place, node in enumerate(nodes):
+        graph.node.insert(place, node)
+    onnx.save(proto, path)
+
+
+def test_the_document_is_named_and_the_rest_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OLIVE_EXT_ISOLATION", raising=False)
+    tasks = write_tasks(tmp_path / "tasks")
+    loader = tasks / "local.py"
+    rows = loader.read_text().replace("range(1, 7)", "range(4, 7)")
+    loader.write_text(rows.replace(" dog ", " ø "), encoding="utf-8")  # a choice of the last document alone
+    whole, crashing = put_model(tmp_path / "whole"), put_model(tmp_path / "crashing")
+    crash_on(byte_level().encode("ø", add_special_tokens=False)[0], crashing / "model.onnx")
+    out = tmp_path / "out"
+
+    def run(model: Path, *more: str) -> int:
+        asked = f"--tasks tiny_choice --include-path {tasks} --max-length 64 --set bootstrap_iters=0".split()
+        return main(["evaluate", str(model), *asked, *more])
+
+    def report() -> Report:
+        return from_json((out / "report.json").read_text(encoding="utf-8"))
+
+    compared = ["--output", str(out), "--reference", str(whole), "--reference-mode", "resident"]
+    assert run(crashing, *compared) == 1
+    said = capsys.readouterr().err
+    assert (
+        "1 requests have no answer, and their documents count in no metric; the first, of document 2 of 'tiny_choice': "
+        "each worker that ran it ended by SIGFPE ('on_error' = \"report\" accepts this)"
+    ) in said
+    first = report()
+    assert run(crashing, *compared, "--on-error", "report") == 0
+    second = report()
+    for found in (first, second):
+        assert found.missing == (
+            {"task": "tiny_choice", "doc_id": 2, "reason": "each worker that ran it ended by SIGFPE"},
+        )
+        assert [metric.value for metric in found.metrics if metric.task == MISSING] == [1]
+        assert found.comparison is not None
+        assert found.comparison.missing == 1
+        assert verdict(found.comparison).finding == PARTIAL.lower()
+    assert PARTIAL in (out / "report.md").read_text(encoding="utf-8")
+    assert second.model["journal"]["answers_written"] == 0, "all others were kept"
+    assert run(whole, "--output", str(out), "--limit", "2") == 0
+    expected, values = (
+        {metric.metric: metric.value for metric in found.metrics if metric.task == "tiny_choice"}
+        for found in (report(), second)
+    )
+    assert {"acc", "acc_norm"} <= expected.keys()
+    assert expected.items() <= values.items(), "those of the two documents that are left"

@@ -1,0 +1,70 @@
+"""Tasks that a model does not take are refused before it is opened, by the run and by a check of the recipe alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from olive_ext.backends.task_inputs import TaskInputs, declared_inputs, loaded_inputs
+from olive_ext.backends.task_loading import load_tasks
+from olive_ext.check import check_recipe
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import TaskError
+from olive_ext.run import evaluate
+from tests.check.tiny import put_model
+from tests.exports.genai import genai_export
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SPEECH, VISION = RECIPES / "speech" / "tasks", RECIPES / "vision" / "tasks"
+
+
+def problems(model: Path, task: str, folder: Path, tmp_path: Path) -> tuple[str, list[str]]:
+    """What the run raises, and what a check of a recipe with the same model and tasks finds."""
+    given = {"tasks": [task], "include_path": str(folder), "max_length": 64}
+    with pytest.raises(TaskError) as raised:
+        evaluate(EvaluationConfig.parse({**given, "model": {"path": str(model)}}))
+    recipe = {
+        "input_model": {"type": "ONNXModel", "model_path": str(model)},
+        "evaluators": {"ours": {"type": "OrtLMEvaluator", **given}},
+        "evaluator": "ours",
+    }
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    return str(raised.value), check_recipe(path).problems
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "problem"),
+    [
+        ("tones_words", SPEECH, "task 'tones_words' gives sound, which this model does not take"),
+        ("shapes_colour", VISION, "task 'shapes_colour' gives pictures, which this model does not take"),
+    ],
+)
+def test_pictures_and_sound_for_a_model_of_text(task: str, folder: Path, problem: str, tmp_path: Path) -> None:
+    assert problems(put_model(tmp_path / "model"), task, folder, tmp_path) == (problem, [problem])
+
+
+@pytest.mark.slow
+def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(genai_export("whisper", "0.18.0"), tmp_path / "whisper"))
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
+    (tmp_path / "plain.yaml").write_text(
+        f"task: plain\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: text\ndoc_to_target: text\n"
+        "metric_list: [{metric: exact_match}]\n",
+        encoding="utf-8",
+    )
+    raised, found = problems(model, "plain", tmp_path, tmp_path)
+    assert raised == "task 'plain' gives no sound ('doc_to_audio'), and this model takes nothing else"
+    assert raised in found
+
+
+@pytest.mark.parametrize(("task", "folder"), [("tones_words", SPEECH), ("shapes_colour", VISION)])
+def test_files_tell_what_loaded_tasks_give(task: str, folder: Path) -> None:
+    is_sound = task == "tones_words"
+    (told,) = declared_inputs([task], str(folder))
+    assert told == TaskInputs(task, gives_images=not is_sound, gives_audio=is_sound, is_rolling=False)
+    assert loaded_inputs(load_tasks([task], str(folder))) == [told]
