@@ -122,7 +122,7 @@ class MediaProcessor:
     def _loaded(self) -> tuple[Any, Any]:
         files = self._files
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
-        return load_image_processor((files.directory, files.decoder.parent), named)
+        return load_image_processor(files.processor_folders, named)
 
     @cached_property
     def _settings(self) -> str:

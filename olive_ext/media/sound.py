@@ -53,7 +53,7 @@ class SoundProcessor:
 
     @cached_property
     def _extractor(self) -> Any:
-        return load_feature_extractor((self._files.directory, self._files.decoder.parent), self._source)
+        return load_feature_extractor(self._files.processor_folders, self._source)
 
 
 def read_sound(given: Given) -> tuple[Samples, int]:

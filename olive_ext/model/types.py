@@ -52,6 +52,11 @@ class ModelFiles:
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
     """The other graphs that text needs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
+    @property
+    def processor_folders(self) -> tuple[Path, ...]:
+        """Where the files of processors of pictures and sound may lie, in the order in which they are looked for."""
+        return self.directory, self.decoder.parent, Path(self.tokenizer)
+
 
 @dataclass(frozen=True)
 class Device:
