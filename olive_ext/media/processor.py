@@ -19,7 +19,7 @@ import numpy.typing as npt
 from olive_ext.engine.media import MediaItem, token_buckets
 from olive_ext.errors import ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
-from olive_ext.media.processors import load_image_processor
+from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
@@ -122,7 +122,7 @@ class MediaProcessor:
     def _loaded(self) -> tuple[Any, Any]:
         files = self._files
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
-        return load_image_processor(files.processor_folders, named)
+        return load_image_processor(folders_of(files), named)
 
     @cached_property
     def _settings(self) -> str:

@@ -43,9 +43,7 @@ def locate(
     root = folders.real_path(path)
     logger.debug("looking for the files of '%s'", path)
     given = {part: _component(root, part, name) for part, name in (components or {}).items()}
-    decoder, rule = given.pop("decoder") if "decoder" in given else _find_decoder(root, onnx_file_name)
-    if onnx_file_name is not None and decoder.name != Path(onnx_file_name).name:
-        raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and 'components' has '{decoder}' for the decoder")
+    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
@@ -53,9 +51,7 @@ def locate(
     stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph, read_outline(graph)))
-    candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
-    for folder in dict.fromkeys((root, decoder.parent)):
-        candidates += _olive_tokenizers(folder)
+    candidates = _tokenizer_candidates(extra_tokenizer_candidates, (root, decoder.parent))
     tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
     companions = _companions(
@@ -143,7 +139,11 @@ def model_kind(path: str | Path) -> Kind:
     )
 
 
-def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
+def _find_decoder(root: Path, onnx_file_name: str | None, named: Named | None) -> Named:
+    if named is not None:
+        if onnx_file_name is not None and named[0] != root / onnx_file_name:
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {named[1]} has the decoder '{named[0]}'")
+        return named
     if root.is_file():
         _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
@@ -246,6 +246,11 @@ def _names(config: Path, decoder: Path) -> bool:
     named = config.parent / str(section.get("filename") or "")
     files = (named, *folders.pipeline_stages(config.parent, written).values())
     return any(file.is_file() and file.samefile(decoder) for file in files)
+
+
+def _tokenizer_candidates(given: Sequence[str | Path], own: Sequence[Path]) -> list[tuple[str, str]]:
+    found = [(str(place), "an additional candidate") for place in given]
+    return [*found, *(candidate for folder in dict.fromkeys(own) for candidate in _olive_tokenizers(folder))]
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:

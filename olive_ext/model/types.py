@@ -50,12 +50,7 @@ class ModelFiles:
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
 
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
-    """The other graphs that text needs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
-
-    @property
-    def processor_folders(self) -> tuple[Path, ...]:
-        """Where the files of processors of pictures and sound may lie, in the order in which they are looked for."""
-        return self.directory, self.decoder.parent, Path(self.tokenizer)
+    """The other graphs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
 
 @dataclass(frozen=True)
