@@ -139,11 +139,11 @@ def model_kind(path: str | Path) -> Kind:
     )
 
 
-def _find_decoder(root: Path, onnx_file_name: str | None, named: Named | None) -> Named:
-    if named is not None:
-        if onnx_file_name is not None and named[0] != root / onnx_file_name:
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {named[1]} has the decoder '{named[0]}'")
-        return named
+def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
+    if component is not None:
+        if onnx_file_name is not None and component[0] != root / onnx_file_name:
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {_BY_USER} has the decoder '{component[0]}'")
+        return component
     if root.is_file():
         _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
