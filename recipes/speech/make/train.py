@@ -157,7 +157,7 @@ def main() -> None:
     train(model, batches, args.steps, PEAK_RATE, SHORT)
     model = lengthened(model, tokenizer)
     train(model, batches, LONG_STEPS, PEAK_RATE / 4, LONG)
-    save(model, batches, args.output)
+    save(model.half().float(), batches, args.output)  # weights of half precision compress to half of their size in git
 
 
 if __name__ == "__main__":

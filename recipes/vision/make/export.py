@@ -2,18 +2,14 @@
 
     pip install mobius-onnx==0.1.0 onnx-shape-inference==0.4.0
     python recipes/vision/make/export.py DIR [--output DIR]
-
-Weights are rounded to what half precision holds: the fp32 graphs compress to half of their size in git.
 """
 
 import argparse
 import shutil
-import tempfile
 from pathlib import Path
 
 from mobius import build
 from mobius.integrations.ort_genai.auto_export import export_package
-from safetensors.torch import load_file, save_file
 
 PACKAGE = Path(__file__).resolve().parents[1] / "model"
 CONTEXT = 512
@@ -30,21 +26,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PACKAGE)
     args = parser.parse_args()
     shutil.rmtree(args.output, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        rounded = Path(shutil.copytree(args.trained, Path(scratch) / "rounded"))
-        weights = load_file(rounded / "model.safetensors")
-        weights = {name: weight.half().float() for name, weight in weights.items()}
-        save_file(weights, rounded / "model.safetensors", metadata={"format": "pt"})
-        export_package(
-            build(str(rounded), dtype="f32"),
-            str(args.output),
-            ep="cpu",
-            context_length=CONTEXT,
-            local_config_dir=str(rounded),
-            progress_bar=False,
-        )
-        for name in KEPT:
-            shutil.copy(rounded / name, args.output)
+    export_package(
+        build(str(args.trained), dtype="f32"),
+        str(args.output),
+        ep="cpu",
+        context_length=CONTEXT,
+        local_config_dir=str(args.trained),
+        progress_bar=False,
+    )
+    for name in KEPT:
+        shutil.copy(args.trained / name, args.output)
 
 
 if __name__ == "__main__":
