@@ -198,7 +198,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    if parts.media is not None and parts.media.markers and model.warms_encoders:
+    encoders = model.media.encoders if model.media is not None else ()
+    if parts.media is not None and any(map(model.warms, encoders)):
         opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
     return parts
 
