@@ -39,6 +39,18 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Suppressed:
+    """Tokens that are never generated (`everywhere`), or not as the first (`at_first`): as transformers does with
+    Whisper's `suppress_tokens` and `begin_suppress_tokens`."""
+
+    everywhere: tuple[int, ...] = ()
+    at_first: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.at_first)
+
+
+@dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
@@ -51,6 +63,13 @@ class Generation:
     is_finished: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
     stops: tuple[str, ...] = ()
     """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
+
+    suppressed: Suppressed = field(default_factory=Suppressed)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the next token is chosen on the host, from the whole row of logits."""
+        return not self.sampling.is_greedy or bool(self.suppressed)
 
 
 @dataclass(frozen=True)

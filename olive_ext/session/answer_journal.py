@@ -111,7 +111,9 @@ def answer_key(request: Request) -> bytes:
 def _decided(generation: Generation | None) -> str:
     if generation is None:
         return ""
-    return f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {generation.sampling} {generation.stops!r}"
+    suppressed = f" {generation.suppressed}" if generation.suppressed else ""
+    stops = f"{sorted(generation.stop_ids)} {generation.sampling} {generation.stops!r}"
+    return f"{generation.max_new_tokens} {stops}{suppressed}"
 
 
 def written(result: Result) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from olive_ext.session.session import Session
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
-from olive_ext.text.conversion import Encoding
-from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.encoder_decoder import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids, read_suppressed
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
@@ -227,7 +227,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
     if kind is not None:
         start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
-        encoding = Encoding(takes_features, start, sound)
+        encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 

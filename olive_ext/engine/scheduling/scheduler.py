@@ -157,7 +157,7 @@ class Scheduler:
                     if read.answer.is_complete:
                         completed.append(read.answer)
                 if sequence.wants_next(position):
-                    drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
+                    drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
                     self._counters.non_finite += is_wrong and sequence.note_non_finite()
                     self._counters.tokens_generated += sequence.append(best, drawn_from)
             if sequence.has_ended:
@@ -237,7 +237,7 @@ class Scheduler:
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
         rows = tuple(rows)
-        reads_idle = self._traits.async_decode and all(found is None or found.rng is None for found, _ in rows)
+        reads_idle = self._traits.async_decode and all(found is None or not found.needs_rows for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
                 if reads_idle:
@@ -246,7 +246,7 @@ class Scheduler:
             for position in _read_positions(sequence, row):
                 reads = sequence.reads_behind(position)
                 targets.extend((len(logits_rows), read.token) for read in reads)
-                if sequence.rng is not None and sequence.wants_next(position):
+                if sequence.needs_rows and sequence.wants_next(position):
                     samples.append(len(logits_rows))
                 logits_rows.append(
                     LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
