@@ -104,22 +104,18 @@ def refusing() -> str:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+MODEL_ON_HUB = ["evaluate", "some-owner/some-model", *TASKS]
+REFERENCE_ON_HUB = ["evaluate", MODEL, *TASKS, "--reference", "some-owner/some-model"]
+TOKENIZER_ON_HUB = ["evaluate", MODEL, *TASKS, "--set", "tokenizer=some-owner/some-model"]
+
+
 @pytest.mark.parametrize(
-    ("hub", "reason"),
+    ("argv", "hub", "reason"),
     [
-        ("silent", "no answer from 127.0.0.1 in 1 s"),
-        ("refusing", "Connection refused"),
-        ("offline", "HF_HUB_OFFLINE is set"),
+        (MODEL_ON_HUB, "silent", "no answer from 127.0.0.1 in 1 s"),
+        (REFERENCE_ON_HUB, "refusing", "Connection refused"),
+        (TOKENIZER_ON_HUB, "offline", "HF_HUB_OFFLINE is set"),
     ],
-)
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["evaluate", "some-owner/some-model", *TASKS],
-        ["evaluate", MODEL, *TASKS, "--reference", "some-owner/some-model"],
-        ["evaluate", MODEL, *TASKS, "--set", "tokenizer=some-owner/some-model"],
-    ],
-    ids=["model", "reference", "tokenizer"],
 )
 def test_name_on_a_hub_that_does_not_answer(
     tmp_path: Path, argv: list[str], hub: str, reason: str, request: pytest.FixtureRequest
