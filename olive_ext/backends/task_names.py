@@ -1,5 +1,5 @@
-"""Names of tasks, told by the bytes of their files: lm-eval, which knows them, takes seconds to import and half a minute
-to read them. Apart from the loading of tasks, so that a misspelt name is told at once. Imports no lm-eval."""
+"""Names of tasks, told by the bytes of their files: lm-eval, which knows them, takes seconds to import and half a
+minute to read them. Apart from the loading of tasks, so that a misspelt name is told at once. Imports no lm-eval."""
 
 from __future__ import annotations
 

