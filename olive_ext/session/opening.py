@@ -76,6 +76,7 @@ def open(
     trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
+    components: Mapping[str, str] | None = None,
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
