@@ -72,16 +72,18 @@ def resolve_providers(
             logger.warning("%s; running without it", missing)
             continue
         if row.name == CPU and asked_options:
-            names_given = ", ".join(f"'{key}'" for key in asked_options)
-            given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
-            raise ProviderError(
-                f"{CPU} takes no options, and was given {names_given}{given_by}; threads are 'engine.num_threads'"
-            )
+            raise ProviderError(_cpu_options(asked_options, origin))
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
+
+
+def _cpu_options(given: Mapping[str, Any], origin: str) -> str:
+    names = ", ".join(f"'{key}'" for key in given)
+    given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
+    return f"{CPU} takes no options, and was given {names}{given_by}; threads are 'engine.num_threads'"
 
 
 def available_providers() -> tuple[str, ...]:

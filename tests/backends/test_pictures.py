@@ -18,7 +18,6 @@ from PIL import Image
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import TaskError
-from olive_ext.run.reference.thumbnails import thumbnails_of
 from tests.exports.media import media_export
 from tests.families.pictures import PictureReference, picture
 
@@ -71,7 +70,6 @@ def test_choices_behind_pictures_have_transformers_log_probabilities(lm: OrtLM) 
     samples = _evaluate(lm, "shapes_colour")["samples"]["shapes_colour"]
     after = lm.session.describe_execution()
     drawn = runpy.run_path(str(TASKS / "shapes.py"))["load"]()["test"]["image"]
-    assert all(len(thumbnails_of(sample["arguments"])) == 1 for sample in samples)  # one picture, in every choice
     for sample in samples:
         for answer, arguments in zip(sample["filtered_resps"], sample["arguments"], strict=True):
             expected = _reference().score(arguments[0], arguments[1], [drawn[sample["doc_id"]]])

@@ -293,5 +293,5 @@ def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str
                 candidate_answer=pair.candidate.by_document[number].text,
                 metric=pair.metric,
                 filter=filter_name,
-                pictures=thumbnails_of(sample["arguments"]),
+                pictures=thumbnails_of(tasks[task], number),
             )
