@@ -35,6 +35,7 @@ FLOORS = {
         ["media"],
         ["requests"],
         ["step"],
+        ["halves"],
         ["runners.runner"],
         ["scheduling", "runners"],
         ["reference"],
@@ -45,7 +46,7 @@ FLOORS = {
     "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
-        ["inputs", "placement"],
+        ["inputs", "placement", "candidates"],
         ["encoder_shapes"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],

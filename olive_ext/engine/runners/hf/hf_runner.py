@@ -277,6 +277,7 @@ def load_model(
         torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     facts = {
+        "num_slots_origin": "a model in its original form runs one sequence at a time",
         "model": where,
         "revision": getattr(model.config, "_commit_hash", None),
         "runtime": "transformers",
