@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from olive_ext.engine.step import Batching, Candidates, Row, Step, StepOutput
+from olive_ext.engine.step import NO_CANDIDATES, Batching, Candidates, Row, Step, StepOutput
 
 
 def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
@@ -28,19 +28,14 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:
     """The outputs of a split step's two parts as one, but for rows of logits, which only a tap reads."""
     notes, more = first.notes_T, second.notes_T
+    found = [output.candidates for output in (first, second) if len(output.candidates.ids_NC)]
     return StepOutput(
         np.concatenate([first.target_logprobs, second.target_logprobs]),
         np.concatenate([first.greedy_ids, second.greedy_ids]),
         np.concatenate([first.sample_logits_KV, second.sample_logits_KV]),
         notes_T=None if notes is None or more is None else np.concatenate([notes, more]),
-        candidates=_joined_candidates(first.candidates, second.candidates),
+        candidates=Candidates.stacked(found) if found else NO_CANDIDATES,
     )
-
-
-def _joined_candidates(first: Candidates, second: Candidates) -> Candidates:
-    if not len(first.ids_NC) or not len(second.ids_NC):
-        return first if len(first.ids_NC) else second
-    return Candidates(*map(np.concatenate, zip(first, second, strict=True)))
 
 
 def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
@@ -60,18 +55,18 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
         ),
         tuple((index - cut, token) for index, token in step.targets if index >= cut),
         tuple(index - cut for index in step.samples if index >= cut),
-        tuple(index - cut for index in step.beams if index >= cut),
-        step.num_candidates,
         first_cell=None if step.first_cell is None else step.first_cell + fed,
+        beams=tuple(index - cut for index in step.beams if index >= cut),
+        num_candidates=step.num_candidates,
     )
     first = Step(
         before,
         step.logits_rows[:cut],
         tuple((index, token) for index, token in step.targets if index < cut),
         tuple(index for index in step.samples if index < cut),
-        tuple(index for index in step.beams if index < cut),
-        step.num_candidates,
         first_cell=step.first_cell,
+        beams=tuple(index for index in step.beams if index < cut),
+        num_candidates=step.num_candidates,
     )
     return first, second
 

@@ -139,10 +139,6 @@ class Step:
     logits_rows: tuple[LogitsRow, ...] = ()
     targets: tuple[tuple[int, int], ...] = ()
     samples: tuple[int, ...] = ()
-    beams: tuple[int, ...] = ()
-    num_candidates: int = 0
-    """Of the rows of `beams` so many of the most probable tokens are read."""
-
     copies: tuple[Copy, ...] = ()
     moves: tuple[Move, ...] = ()
     first_cell: int | None = None
@@ -153,6 +149,10 @@ class Step:
 
     uses_previous_tokens: bool = False
     """The rows are fed with the greedy tokens of the step before, row by row; `tokens` are placeholders."""
+
+    beams: tuple[int, ...] = ()
+    num_candidates: int = 0
+    """Of the rows of `beams` so many of the most probable tokens are read."""
 
     @property
     def whole_rows(self) -> tuple[int, ...]:
@@ -176,10 +176,20 @@ class Candidates(NamedTuple):
         """Bytes that cross to the host."""
         return self.logprobs_NC.nbytes + self.ids_NC.nbytes
 
-    @property
     def rows(self) -> list[Candidates]:
-        """Those of each row, as one row each."""
+        """Those of each row by themselves."""
         return [Candidates(self.logprobs_NC[n : n + 1], self.ids_NC[n : n + 1]) for n in range(len(self.ids_NC))]
+
+    def first(self, num_rows: int | None = None, count: int | None = None) -> Candidates:
+        """The best `count` of the first rows."""
+        return Candidates(self.logprobs_NC[:num_rows, :count], self.ids_NC[:num_rows, :count])
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Candidates]) -> Candidates:
+        """The rows of all parts, each with as many candidates."""
+        return cls(
+            np.concatenate([part.logprobs_NC for part in parts]), np.concatenate([part.ids_NC for part in parts])
+        )
 
 
 NO_CANDIDATES = Candidates(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int64))

@@ -18,7 +18,7 @@ from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Capacity, Runner
-from olive_ext.engine.step import Batching, Candidates, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 
@@ -126,7 +126,7 @@ class BucketedRunner(Runner):
             target_logprobs=output.target_logprobs[: len(step.targets)],
             greedy_ids=output.greedy_ids[: len(step.logits_rows)],
             sample_logits_KV=output.sample_logits_KV[: len(step.samples)],
-            candidates=Candidates(*(array[: len(step.beams)] for array in output.candidates)),
+            candidates=output.candidates.first(len(step.beams)),
         )
 
     def padded(self, step: Step) -> Step | None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-import numpy as np
-
 from olive_ext.engine.requests import FinishReason
 from olive_ext.engine.scheduling.beam_search import BeamSearch, Follower, num_candidates
 from olive_ext.engine.scheduling.sequences import Sequence
@@ -42,7 +40,7 @@ class BeamGroup:
 
     def put(self, sequence: Sequence, found: Candidates) -> None:
         """Takes in the candidates [1, C] of one sequence."""
-        self._found[sequence.slot] = Candidates(*(array[:, : self.num_candidates] for array in found))
+        self._found[sequence.slot] = found.first(count=self.num_candidates)
 
     def advance(self) -> list[Copy]:
         """Once the candidates of all are known: lets sequences go on, or ends the search. Returns the forks."""
@@ -53,7 +51,7 @@ class BeamGroup:
         if not self._answer.is_finite:
             self._answer.finish_reason = FinishReason.NON_FINITE
             return []
-        followers = self._search.advance(Candidates(*map(np.concatenate, zip(*found, strict=True))))
+        followers = self._search.advance(Candidates.stacked(found))
         if not followers:
             self._answer.put_hypotheses(self._search.best)
             return []

@@ -88,11 +88,10 @@ class BeamSearch:
 
     def _finish(self, sequence: _Running, reason: FinishReason) -> None:
         """Keeps the sequence where it is among the best."""
-        tokens, stop_id = sequence.tokens, None
-        score = self._penalized(sequence.score, len(tokens))
-        if reason is FinishReason.STOP_ID:
-            *tokens, stop_id = tokens
-        self._finished.append(Hypothesis(tuple(tokens), float(score), reason, stop_id))
+        tokens, score = sequence.tokens, self._penalized(sequence.score, len(sequence.tokens))
+        is_stopped = reason is FinishReason.STOP_ID
+        found = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
+        self._finished.append(Hypothesis(*found))
         self._finished.sort(key=lambda one: -one.score)
         del self._finished[self._beams.num_beams :]
 
@@ -107,5 +106,5 @@ class BeamSearch:
         length = self._generation.max_new_tokens if is_never else len(best.tokens)
         return beams.early_stopping is True or not self._penalized(best.score, length) > self._finished[-1].score
 
-    def _penalized(self, score: np.float32, length: int) -> np.float32:
-        return np.float32(score / np.float32(length**self._beams.length_penalty))
+    def _penalized(self, score: np.float32, length: int) -> float:
+        return float(score) / float(length**self._beams.length_penalty)

@@ -141,8 +141,7 @@ class Scheduler:
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
-        candidates = iter(output.candidates.rows)
-        greedy = iter(output.greedy_ids.tolist())
+        candidates, greedy = iter(output.candidates.rows()), iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or sequence.has_ended:
@@ -174,7 +173,7 @@ class Scheduler:
         return completed
 
     def _advance_beams(self, beams: BeamGroup, sequence: Sequence, found: Candidates) -> None:
-        """Takes in what may follow one of the sequences. The forks are made before the next step of slots."""
+        """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
         beams.put(sequence, found)
         self._forks += beams.advance()
         if sequence.answer is not None and sequence.has_ended:
@@ -274,8 +273,8 @@ class Scheduler:
                     LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
                 )
         most = max((found.num_candidates for found in beams.values()), default=0)
-        read = map(tuple, (logits_rows, targets, samples, beams))
-        step = Step(tuple(row for _, row in rows), *read, num_candidates=most)
+        read = tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples)
+        step = Step(*read, beams=tuple(beams), num_candidates=most)
         return PlannedStep(step, tuple(sequence for sequence, _ in rows))
 
     def _span(self, slots: list[int]) -> list[int]:

@@ -33,4 +33,5 @@ class CandidateReader:
         for name in OUTPUTS:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        return Candidates(*(value.numpy() for value in binding.get_outputs()))
+        logprobs, ids = binding.get_outputs()
+        return Candidates(logprobs.numpy(), ids.numpy())

@@ -7,6 +7,7 @@ Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, V voc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -95,11 +96,11 @@ class Head:
         if step.beams:
             rows, sampled_KV = range(num_sampled, num_sampled + len(step.beams)), sampled_KV[:num_sampled]
             candidates = self._candidates.read(samples_KV, rows, step.num_candidates)
-        arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
+        output = StepOutput(logprobs_T.numpy(), greedy_R.numpy(), sampled_KV, candidates=candidates)
         rest = list(outputs[len(OUTPUTS) :])
         if self._kept is not None:
             self.next_ids = rest.pop(0)
-        return StepOutput(*arrays, *rest, candidates=candidates)
+        return replace(output, logits_RV=rest[0]) if rest else output
 
     def describe(self) -> Mapping[str, Any]:
         return {
