@@ -27,6 +27,7 @@ from olive_ext.report import Report, chain_steps, chain_table, from_json, print_
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
@@ -176,6 +177,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
+        log_cached(reports[-1])
         found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)
