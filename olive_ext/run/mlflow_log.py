@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,6 +26,8 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
 _MAX_PARAMS, _MAX_METRICS = 100, 1000
 """MLflow's limits of one request."""
+
+_OUTPUTS = ("output_dir", "sample_log_dir", "records_dir", "use_cache")
 
 _NOT_ENDED = "attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
 """Runs of killed processes are RUNNING for ever, those of interrupted ones KILLED."""
@@ -121,13 +123,17 @@ def logged_run(
                 run.mlflow.end_run(status)
 
 
-def log_cached(report: Report) -> None:
-    """A run for an evaluation that the workflow took from a cache; none where this workflow has one for it already."""
+def log_cached(read: Callable[[], Report]) -> None:
+    """A run for an evaluation that the workflow took from a cache; none where this workflow has one for it already.
+    `read` gives its report."""
     parent = _workflow.get()
-    if parent is None or parent.run_id is None or _digest(report.config) in parent.children:
+    if parent is None or parent.run_id is None:
         return
-    with logged_run(model_name(report), report.config, mlflow=parent.mlflow) as run:
-        run.log(report, samples=report.config.get("sample_log_dir"))
+    with _warned("an earlier evaluation is not in MLflow"):
+        report = read()
+        if _digest(report.config) not in parent.children:
+            with logged_run(model_name(report), report.config, mlflow=parent.mlflow) as run:
+                run.log(report, samples=report.config.get("sample_log_dir"))
 
 
 def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
@@ -151,8 +157,16 @@ def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
 
 
 def _digest(key: Mapping[str, Any]) -> str:
-    facts = {"key": dict(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
+    facts = {"key": _without_outputs(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _without_outputs(value: Any) -> Any:
+    """Settings without the folders that are written to: Olive makes these absolute once they exist, so that a second
+    run would be unlike the first."""
+    if isinstance(value, Mapping):
+        return {name: _without_outputs(item) for name, item in value.items() if name not in _OUTPUTS}
+    return [_without_outputs(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager

@@ -192,8 +192,8 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     signal = proceed(model_id=f"{model_id}{evaluation.suffix}")
     if signal is not None:
         logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
-        if evaluation.report is not None:
-            log_cached(from_json(evaluation.report.read_text(encoding="utf-8")))
+        if (report := evaluation.report) is not None:
+            log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
     return signal
 
 

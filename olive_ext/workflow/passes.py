@@ -177,7 +177,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
-        log_cached(reports[-1])
+        log_cached(lambda: reports[-1])
         found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)

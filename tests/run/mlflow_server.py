@@ -46,7 +46,7 @@ class Server:
         self.process = subprocess.Popen(
             command, cwd=self.folder, stdout=log, stderr=log, env=clean, start_new_session=True
         )
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not self._answers():
             assert self.process.poll() is None, (self.folder / "server.log").read_text()
             assert time.monotonic() < end, "the server did not start"

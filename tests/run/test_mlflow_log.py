@@ -173,14 +173,22 @@ def test_evaluation_from_a_cache_has_one_run_in_each_workflow() -> None:
     with logged_run("workflow", {}, is_parent=True, mlflow=fake):
         with logged_run("m", made.config, mlflow=fake) as run:
             run.log(made)
-        log_cached(made)
+        log_cached(lambda: made)
     assert len(fake.runs) == 2
     with logged_run("workflow", {}, is_parent=True, mlflow=fake):
-        log_cached(made)
+        log_cached(lambda: made)
     assert fake.runs["3"]["tags"]["mlflow.parentRunId"] == "2"
     assert fake.runs["3"]["metrics"] == fake.runs["1"]["metrics"]
-    log_cached(made)  # outside of a workflow
+    log_cached(lambda: made)  # outside of a workflow
     assert len(fake.runs) == 4
+
+
+def test_folders_that_are_written_to_make_no_other_run() -> None:
+    fake = FakeMlflow()
+    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
+        for folder in ("out", "/tmp/out"):
+            log(fake, report(), key={"output_dir": folder, "reference": {"records_dir": folder}, "tasks": ["a"]})
+    assert len(fake.runs) == 2
 
 
 class _Killed(BaseException):

@@ -115,6 +115,7 @@ def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(fold
     assert len(list((folder / "reports").glob("*/report.json"))) == 2
 
 
+@pytest.mark.long
 def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": evaluator()}, evaluator="e"))
     code, text = run_outside(OURS, path)
@@ -122,6 +123,7 @@ def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
     assert "tiny_choice-acc" in metrics(folder / "out/input_model_metrics.json")
 
 
+@pytest.mark.long
 def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folder: Path) -> None:
     block = evaluator(tasks=["tiny_choise"])
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))
