@@ -88,7 +88,7 @@ DOORS = {
         "olive_ext.model.decoder_spec",
         "olive_ext.model.attention",
         "olive_ext.model.encoder_spec",
-        "olive_ext.model.locate",
+        "olive_ext.model.outline",
         "olive_ext.model.media_spec",
     ],
 }

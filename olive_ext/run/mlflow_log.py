@@ -176,7 +176,7 @@ def _warned(what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         logger.warning("%s: %s is set, but %s; get it with: %s", what, VARIABLE, error, _INSTALL)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever a server, or a store on disk, throws
         logger.warning("%s: %s: %s", what, type(error).__name__, " ".join(str(error).split())[:300])
 
 

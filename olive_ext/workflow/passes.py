@@ -22,7 +22,7 @@ from olive.passes.pass_config import PassConfigParam
 
 from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
-from olive_ext.model.locate import read_outline
+from olive_ext.model.outline import read_outline
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
