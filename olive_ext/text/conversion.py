@@ -20,6 +20,7 @@ from olive_ext.text.encoder_decoder import NO_SOUND, Encoding, answer_tokens, de
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.placeholders import MediaText, cut_media, with_media
 from olive_ext.text.requests import (
+    GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
     RollingOutput,
@@ -77,23 +78,38 @@ def convert_generation(
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     found = cut_media(found, len(tokens) - len(kept), len(tokens))
     checker = StopChecker(tokenizer, request.stop)
-    generation = Generation(
-        max_new_tokens=request.max_new_tokens,
-        stop_ids=stop_ids,
-        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
-        is_finished=checker if request.stop else None,
-        stops=tuple(request.stop),
-        suppressed=encoding.suppressed if encoding is not None else Suppressed(),
-    )
+    generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
+    if len(sources) > 1 and request.num_return_sequences > 1:
+        raise TaskError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
         text = checker.text(results[0].tokens) if len(results) == 1 else text
         tokens = tuple(token for result in results for token in result.tokens)
-        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id)
+        best = results[0].hypotheses if len(results) == 1 else ()
+        sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
+        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences)
 
     requests = tuple(Request(kept, generation=generation, source=source, media=found) for source in sources)
     return Converted(requests, output, len(kept) < len(tokens))
+
+
+def _generation(
+    request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
+) -> Generation:
+    if request.beams is not None and suppressed:
+        raise TaskError(
+            "the model's configuration has 'suppress_tokens', which a beam search does not keep: 'num_beams' must be 1"
+        )
+    return Generation(
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        is_finished=checker if request.stop else None,
+        stops=tuple(request.stop),
+        suppressed=suppressed,
+        beams=request.beams,
+    )
 
 
 def scoring_tokens(

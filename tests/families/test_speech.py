@@ -165,6 +165,8 @@ def test_suppressed_tokens_are_those_of_transformers(package: Path, tmp_path: Pa
         with olive_ext.open(tmp_path / "package", engine=engine) as opened:
             outputs = opened.generate(requests)
             assert [list(output.tokens) for output in outputs] == [expected, expected[:4]]
+            with pytest.raises(TaskError, match="'suppress_tokens', which a beam search does not keep"):
+                opened.generate([GenerationRequest(source=source, max_new_tokens=8, num_beams=2)])
             target = opened.tokenizer.encode_answer("old cat")
             score = opened.loglikelihood([ScoringRequest("", "old cat", source=source)])[0]
     assert score.token_logprobs == pytest.approx(reference.score(source, [reference.start], target), abs=1e-4)
