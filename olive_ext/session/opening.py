@@ -24,6 +24,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
@@ -31,8 +32,8 @@ from olive_ext.session.session import Session
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
-from olive_ext.text.conversion import Encoding
-from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.encoder_decoder import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids, read_suppressed
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
@@ -98,7 +99,9 @@ def open(
     """
     settings = ModelSettings.of({name: value for name, value in locals().items() if name in ModelSettings.model_fields})
     _refuse_both(reference, record_to)
-    return open_model(resolve(settings), reference, record_to)
+    resolved = resolve(settings)
+    with asked_where_it_answers((resolved.settings.model, str(resolved.files.tokenizer))):
+        return open_model(resolved, reference, record_to)
 
 
 def open_model(
@@ -198,7 +201,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    if parts.media is not None and parts.media.markers and model.warms_encoders:
+    encoders = model.media.encoders if model.media is not None else ()
+    if parts.media is not None and any(map(model.warms, encoders)):
         opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
     return parts
 
@@ -226,7 +230,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
     if kind is not None:
         start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
-        encoding = Encoding(takes_features, start, sound)
+        encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 

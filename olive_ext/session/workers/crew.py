@@ -207,7 +207,7 @@ class Crew:
                 call.told.put((piece, error))
                 if not self._reopen(worker, call):
                     return
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the call
                 call.told.put((piece, error))
                 return
             else:
