@@ -130,7 +130,9 @@ def speed(given: argparse.Namespace) -> None:
         count = max(1, given.requests // len(texts))
         ratios, seconds, equal = [], [], []
         for number in range(-1, given.rounds):  # the first warms both up
-            images = [noise(1000 * (number + 1) + seed, SIDES[given.shape], SIDES[given.shape]) for seed in range(count)]
+            images = [
+                noise(1000 * (number + 1) + seed, SIDES[given.shape], SIDES[given.shape]) for seed in range(count)
+            ]
             asked = [(text, choice, image) for image in images for text, choice in texts]
             times, results = zip(*(_timed(getattr(one, kind), asked) for one in backends), strict=True)
             if number >= 0:

@@ -416,6 +416,8 @@ def hf_model(family: str) -> Path:
     recipe = [made.config, made.values, made.auto, made.needs, source_of("text.py")]
     if family == "nemotron_h":
         recipe.append("embeddings renamed")
+    if family == "gemma3":
+        recipe.append("projector drawn")
     return once(f"hf-{family}", recipe, lambda folder: run_python(["-m", __name__, family, folder], path=path))
 
 
@@ -430,6 +432,8 @@ def make(family: Family, folder: Path) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 1:  # biases start as zeros, norms as ones: a lost one would not be seen
             parameter.data += 0.1 * torch.randn_like(parameter)
+        elif not parameter.any():  # Gemma 3's projector starts as zeros: no picture would make a difference
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     if family.config == "NemotronHConfig":

@@ -65,4 +65,7 @@ def test_model_hears_what_was_said_and_recipes_tell_what_each_half_costs(tmp_pat
     for name in ("decoder", "encoder"):
         output = outputs[f"{name}_int4"]
         other = {"decoder": "encoder", "encoder": "decoder"}[name]
-        assert (quantized_products(output / f"{name}.onnx") > 0, quantized_products(output / f"{other}.onnx")) == (True, 0)
+        assert (quantized_products(output / f"{name}.onnx") > 0, quantized_products(output / f"{other}.onnx")) == (
+            True,
+            0,
+        )

@@ -114,7 +114,9 @@ def train(model: torch.nn.Module, batches: Batches, steps: int, rate: float, sec
         most = 6 if seconds == LONG else 1 + min(5, 10 * step // steps)
         features, rows = batches.batch(32 if seconds == SHORT else 8, most, seconds)
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / min(WARMUP_STEPS, steps // 4), max(0.01, 1.6 * (1 - step / steps)))
+            group["lr"] = rate * min(
+                1.0, (step + 1) / min(WARMUP_STEPS, steps // 4), max(0.01, 1.6 * (1 - step / steps))
+            )
         given = rows[:, :-1].clamp(min=0)
         logits = model(input_features=features, decoder_input_ids=given, use_cache=False).logits[:, num_prefix - 1 :]
         labels = rows[:, num_prefix:]

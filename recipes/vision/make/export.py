@@ -1,7 +1,7 @@
 """Makes the recipe's package of a folder that `train.py` wrote, by mobius.
 
-    pip install mobius-onnx==0.1.0 onnx-shape-inference==0.4.0
-    python recipes/vision/make/export.py DIR [--output DIR]
+pip install mobius-onnx==0.1.0 onnx-shape-inference==0.4.0
+python recipes/vision/make/export.py DIR [--output DIR]
 """
 
 import argparse

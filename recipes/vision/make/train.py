@@ -57,7 +57,10 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     core.decoder = decoders.ByteLevel()
     words = [*COLOURS, *SHAPES, *NUMBERS, *(word for place in PLACES for word in place.split())]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIAL), special_tokens=[UNKNOWN], initial_alphabet=ASCII, limit_alphabet=len(ASCII)
+        vocab_size=VOCAB_SIZE - len(SPECIAL),
+        special_tokens=[UNKNOWN],
+        initial_alphabet=ASCII,
+        limit_alphabet=len(ASCII),
     )
     core.train_from_iterator([*text, *(f" {word}" for word in words for _ in range(50))], trainer)
     core.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
@@ -168,9 +171,7 @@ class Batches:
         }
 
 
-def train(
-    model: Qwen2_5_VLForConditionalGeneration, batches: Batches, steps: int, rate: float, output: Path
-) -> None:
+def train(model: Qwen2_5_VLForConditionalGeneration, batches: Batches, steps: int, rate: float, output: Path) -> None:
     """That many steps on new pictures, ending with a rate near nothing; saved every 400."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.05, fused=True)
     model.train()

@@ -49,7 +49,11 @@ def choices(**_: Any) -> dict[str, datasets.Dataset]:
     """lm-eval's `custom_dataset` of questions for colours."""
     rows = documents(("colour",))
     names = list(COLOURS)
-    return {"test": datasets.Dataset.from_list([{**row, "choices": names, "number": names.index(row["answer"])} for row in rows])}
+    return {
+        "test": datasets.Dataset.from_list(
+            [{**row, "choices": names, "number": names.index(row["answer"])} for row in rows]
+        )
+    }
 
 
 def answers(**_: Any) -> dict[str, datasets.Dataset]:
