@@ -26,8 +26,8 @@ COLUMNS = ("features", "score", "answers", "fork", "batch", "alone", "told")
 INTRODUCTION = """
 ## Behind pictures
 
-Made by `python -m docs.picture_families`: 18 targets behind three pictures, exported by mobius 0.1.0 in fp32, on the CPU,
-beside transformers on the same weights; where `check` tells of a fault of the export, transformers has it too.
+Made by `python -m docs.picture_families`: 18 targets behind three pictures, exported by mobius 0.1.0 in fp32, on the
+CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has it too.
 
 - **features**: largest difference of an encoder's output, over the largest value.
 - **score**, **fork**, **batch**: as above. **answers**: greedy answers of 12 tokens that are the reference's, with 1, 3

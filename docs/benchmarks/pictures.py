@@ -6,9 +6,9 @@
 
 `tiny` and `base` are LLaVA with random weights: two small towers, or SigLIP base and the layers of Qwen2.5-0.5B (mobius
 exports both; weights take 2 GB). Answers are compared with hf-multimodal's; choices, which it does not score, with
-transformers called once for each, as hf-multimodal would have to. Each backend has `--num-threads` threads, in one process, and
-what is compared is processor time: it does not change when other programs run. Every round has pictures of its own, so
-nothing is left from the round before.
+transformers called once for each, as hf-multimodal would have to. Each backend has `--num-threads` threads, in one
+process, and what is compared is processor time: it does not change when other programs run. Every round has pictures of
+its own, so nothing is left from the round before.
 """
 
 from __future__ import annotations

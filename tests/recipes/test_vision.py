@@ -1,4 +1,4 @@
-"""The vision recipe's tasks, package and recipes: reproducible, small, really learned, and each half's cost told apart."""
+"""The vision recipe's tasks, package and recipes: reproducible, small, learned, and the halves' costs told apart."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: on a busy machine, waiting threads must not spin
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tasks"), str(HERE.parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ def save(model: torch.nn.Module, batches: Batches, output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE.parent / "model")
+    parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parents[1] / "model")
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     torch.manual_seed(1)
