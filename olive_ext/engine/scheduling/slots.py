@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.step import Copy
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -121,10 +121,12 @@ class Slots:
     def fork(self, source: int, target: int) -> Copy:
         """Makes all that is resident in `source` resident in `target`, too; the copy that does it."""
         length = self._lengths[source]
-        self._tokens_SP[target, :length] = self._tokens_SP[source, :length]
+        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths[target]]
+        num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
+        self._tokens_SP[target, :length] = given
         self._lengths[target], self._checkpoints[target] = length, [length]
         self._sources[target] = self._sources[source]
-        return Copy(source, target, length)
+        return Copy(source, target, length, num_equal)
 
     def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
         """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
