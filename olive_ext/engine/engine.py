@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -100,12 +101,13 @@ class Engine:
         window = WINDOW_PER_SLOT * self.num_slots
         with self._running():
             self._enter(loop)
-            batch = _read(source, window)
+            batch: list[tuple[Hashable, Request]] | None = []
             while batch is not None or loop.has_work:
-                if batch is not None and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
-                    if batch:
-                        loop.admit(batch)
+                if batch == [] and loop.num_waiting == 0:
                     batch = _read(source, window)
+                if batch and loop.has_room([request for _, request in batch]):
+                    loop.admit(batch)
+                    batch = []
                 for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 
@@ -159,6 +161,7 @@ class Engine:
             return
         self._enter(loop)
         loop.admit(items)
+        gc.freeze()  # what is there now will be, and need not be looked through again and again until then
         while loop.has_work:
             for answer in loop.advance():
                 assert isinstance(answer.key, int)
@@ -181,6 +184,8 @@ class Engine:
         except BaseException:
             self.reset()
             raise
+        finally:
+            gc.unfreeze()
 
 
 def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:

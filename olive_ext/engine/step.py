@@ -9,9 +9,9 @@ Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +103,7 @@ class Move:
     target: int
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """`tokens` are fed behind the `past` positions resident in `slot`."""
 
     slot: int
@@ -123,8 +122,7 @@ class Row:
     """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
 
 
-@dataclass(frozen=True)
-class LogitsRow:
+class LogitsRow(NamedTuple):
     """A position whose next-token distribution is read: a row of the step, and the offset in its tokens."""
 
     row: int
@@ -228,14 +226,14 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
     row = step.rows[place]
     before, tail = step.rows[:place], step.rows[place:]
     if offset:
-        before = (*before, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
+        before = (*before, row._replace(tokens=row.tokens[:offset], is_checkpoint=False))
         tail = (_rest(step, place, offset), *tail[1:])
     cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
     fed = sum(len(earlier.tokens) for earlier in before)
     second = Step(
         tail,
         tuple(
-            replace(found, row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
+            found._replace(row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
             for found in step.logits_rows[cut:]
         ),
         tuple((index - cut, token) for index, token in step.targets if index >= cut),
@@ -259,4 +257,4 @@ def _rest(step: Step, place: int, offset: int) -> Row:
     if cells_P is not None and step.first_cell is not None:
         begin = step.first_cell + sum(len(before.tokens) for before in step.rows[:place])
         cells_P = np.concatenate([cells_P, np.arange(begin, begin + offset, dtype=np.int32)])
-    return replace(row, past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)
+    return row._replace(past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)

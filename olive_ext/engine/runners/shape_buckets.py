@@ -138,7 +138,7 @@ class BucketedRunner(Runner):
         samples = len(step.samples) if len(step.samples) <= 1 else self.capacity.num_slots
         return replace(
             step,
-            rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
+            rows=tuple(row._replace(tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
             logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
             targets=_filled(step.targets, reads, (0, PADDING)),
             samples=_filled(step.samples, samples, 0),

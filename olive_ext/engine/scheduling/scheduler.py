@@ -19,7 +19,15 @@ from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
-from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
+from olive_ext.engine.scheduling.overlapped_steps import (
+    IDLE,
+    PlannedStep,
+    Reading,
+    can_be_followed,
+    following,
+    goes_on,
+    with_tokens,
+)
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
@@ -106,15 +114,15 @@ class Scheduler:
         if not can_be_followed(present):
             return None
         running = self._running.values()
-        ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
-        is_prompt_due = any(s.pending > 1 for s in ready if not present.has(s))
+        ready = [s for s in running if (goes_on(s) if s in present.sequences else s.pending)]
+        is_prompt_due = any(s.pending > 1 for s in ready if s not in present.sequences)
         has_room = self.slots.has_free or len(ready) < len(running)
         if not ready or is_prompt_due or (self.num_waiting and has_room):
             return None
         chosen = together(ready, self._traits, self.limit)
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
-        if not is_same or not all(present.has(sequence) for sequence in chosen):
+        if not is_same or not all(sequence in present.sequences for sequence in chosen):
             return None
         return following(present, slots, self.slots.capacity)
 
@@ -130,38 +138,30 @@ class Scheduler:
         """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`,
         unless such answers are to be reported."""
         present = self._present_plan()
-        step = present.step
         self._counters.steps += 1
         wrong = NonFinite.of(output)
         if not self.reports_non_finite:
             wrong.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
-        greedy = iter(output.greedy_ids.tolist())
-        read_rows = {found.row for found in step.logits_rows}
-        for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
+        logprobs, wrong_targets, number = output.target_logprobs.tolist(), wrong.targets_T.tolist(), 0
+        for reading, best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
+            sequence, first, number = reading.sequence, number, number + len(reading.reads)
             if sequence is None or sequence.has_ended:
-                if place in read_rows:
-                    next(greedy)  # nobody reads it
-                    if sequence is not None:
-                        next(targets)  # the probe
                 continue
-            for position in _read_positions(sequence, row):
-                best = next(greedy)
-                for read in sequence.reads_behind(position):
-                    number, ((_, token), logprob, is_wrong) = next(targets)
-                    note = None if output.notes_T is None else output.notes_T[number : number + 1]
-                    self._counters.non_finite += is_wrong and read.answer.note_non_finite()
-                    read.answer.put_score(read.target, logprob, best == token, note)
-                    if read.answer.is_complete:
-                        completed.append(read.answer)
-                if sequence.wants_next(position):
-                    drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
-                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
-                    self._counters.tokens_generated += sequence.append(best, drawn_from)
-            if sequence.has_ended:
-                self._retire(sequence, completed)
+            for place, read in enumerate(reading.reads, first):
+                answer = read.answer
+                note = None if output.notes_T is None else output.notes_T[place : place + 1]
+                self._counters.non_finite += wrong_targets[place] and answer.note_non_finite()
+                answer.put_score(read.target, logprobs[place], best == read.token, note)
+                if answer.is_complete:
+                    completed.append(answer)
+            if reading.is_next:
+                drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
+                self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                self._counters.tokens_generated += sequence.append(best, drawn_from)
+                if sequence.has_ended:
+                    self._retire(sequence, completed)
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_ahead += overlapped is not None
         self._present = None if overlapped is None else self._committed(with_tokens(overlapped, output.greedy_ids))
@@ -210,6 +210,8 @@ class Scheduler:
     def _admit(self) -> tuple[Copy, ...]:
         """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to
         all where those that are alike share steps."""
+        if not self._admission.num_waiting:
+            return ()
         pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
@@ -236,23 +238,25 @@ class Scheduler:
         logits_rows: list[LogitsRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
+        readings: list[Reading] = []
         rows = tuple(rows)
         reads_idle = self._traits.async_decode and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
             if sequence is None:
                 if reads_idle:
                     logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
+                    readings.append(IDLE)
                 continue
-            for position in _read_positions(sequence, row):
-                reads = sequence.reads_behind(position)
-                targets.extend((len(logits_rows), read.token) for read in reads)
-                if sequence.rng is not None and sequence.wants_next(position):
+            for position in sequence.read_positions(row.past, row.past + len(row.tokens)):
+                reading = Reading(sequence, sequence.reads_behind(position), sequence.wants_next(position))
+                targets += [(len(logits_rows), read.token) for read in reading.reads]
+                if sequence.rng is not None and reading.is_next:
                     samples.append(len(logits_rows))
-                logits_rows.append(
-                    LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
-                )
-        step = Step(tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples))
-        return PlannedStep(step, tuple(sequence for sequence, _ in rows))
+                record = max([read.record for read in reading.reads], default=-1)
+                logits_rows.append(LogitsRow(place, position - row.past, record))
+                readings.append(reading)
+        step = Step(tuple([row for _, row in rows]), tuple(logits_rows), tuple(targets), tuple(samples))
+        return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings))
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
@@ -268,7 +272,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
-        if self._overlapped is None or not self._overlapped.has(sequence):
+        if self._overlapped is None or sequence not in self._overlapped.sequences:
             self._release(sequence)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)
@@ -276,12 +280,3 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.slot]
         self.slots.release(sequence.slot)
-
-
-def _read_positions(sequence: Sequence, row: Row) -> list[int]:
-    """Positions of the row's tokens whose distribution is read, in order."""
-    last = row.past + len(row.tokens) - 1
-    found = {position for position in sequence.reads if row.past <= position <= last}
-    if sequence.wants_next(last):
-        found.add(last)
-    return sorted(found)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +65,7 @@ class Answer:
         return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes, self.is_finite)
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
 
     token: int
@@ -73,7 +74,7 @@ class Read:
     record: int = -1
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
@@ -114,10 +115,11 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
-    @property
-    def probe_token(self) -> int:
-        """The input's last token, which the vocabulary has."""
-        return int(self.tokens[self.num_input - 1])
+    @cached_property
+    def probe(self) -> Read:
+        """Of a generation: its token is the input's last one, which the vocabulary has."""
+        assert self.answer is not None
+        return Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
 
     @property
     def has_ended(self) -> bool:
@@ -134,7 +136,14 @@ class Sequence:
         reads = self.reads.get(position, [])
         if self.rng is not None or self.answer is None or not self.wants_next(position):
             return reads
-        return [*reads, Read(self.probe_token, self.answer, PROBE)]
+        return [*reads, self.probe]
+
+    def read_positions(self, first: int, stop: int) -> list[int]:
+        """The positions from `first` to before `stop` whose distribution is read, in order."""
+        found = sorted(position for position in self.reads if first <= position < stop) if self.reads else []
+        if self.wants_next(stop - 1) and stop - 1 not in self.reads:
+            found.append(stop - 1)
+        return found
 
     def note_non_finite(self) -> bool:
         """As `Answer.note_non_finite`, of the generation's answer."""
