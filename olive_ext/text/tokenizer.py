@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 Traits = Mapping[str, Any]
 
+_TOGETHER = 256
+"""Texts that are encoded at once: enough for all cores, few enough for what the library notes of each token."""
+
 _PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "  leading, double  and trailing spaces  ",
@@ -50,6 +53,7 @@ def load_tokenizer(
     load: Any = AutoTokenizer.from_pretrained
     try:
         hf = load(where, trust_remote_code=trust_remote_code)
+        hf.encode("a")  # some files can be loaded, and not be used
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
@@ -133,9 +137,15 @@ class Tokenizer:
         direct = len(texts) - 1 if _is_fast(self.hf) else 0
         first = texts[: len(texts) - direct]
         yield from self.hf(first, add_special_tokens=adds, return_attention_mask=False, verbose=False)["input_ids"]
-        if direct:
+        for begin in range(len(first), len(texts), _TOGETHER):
             encode = self.hf.backend_tokenizer.encode_batch_fast
-            yield from (encoding.ids for encoding in encode(texts[len(first) :], add_special_tokens=adds))
+            for encoding in encode(texts[begin : begin + _TOGETHER], add_special_tokens=adds):
+                yield list(map(self._numbers.__getitem__, encoding.ids))
+
+    @functools.cached_property
+    def _numbers(self) -> list[int]:
+        """Every token id. Ids that a library makes are objects of 32 bytes each; those of many texts are these."""
+        return list(range(1 + max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder))))
 
     def _specials(self, text: str, add_special_tokens: bool | None) -> tuple[bool, bool]:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""

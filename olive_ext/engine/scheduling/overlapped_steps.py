@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-from olive_ext.engine.scheduling.sequences import Read, Sequence
+from olive_ext.engine.scheduling.planned_step import IDLE, PlannedStep, Reading
+from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import RunError
 
@@ -22,34 +22,11 @@ UNKNOWN_TOKEN = 0
 THREAD_NAME = "olive_ext-steps"
 
 
-class Reading(NamedTuple):
-    """What is done with the numbers of a logits row: with none of them where there is no sequence, in an idle row."""
-
-    sequence: Sequence | None = None
-    reads: list[Read] = []  # noqa: RUF012 (nobody changes it)
-    """Those of its targets, in their order."""
-
-    is_next: bool = False
-    """Whether its token is the sequence's next one."""
-
-
-IDLE = Reading()
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step, the sequence of each of its rows (None for idle ones), and what becomes of each of its logits rows."""
-
-    step: Step
-    sequences: tuple[Sequence | None, ...]
-    readings: tuple[Reading, ...]
-
-
 def can_be_followed(planned: PlannedStep) -> bool:
     """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle find one that
     nobody reads."""
     step = planned.step
-    if step.first_cell is not None or step.samples or len(planned.readings) != len(step.rows):
+    if step.first_cell is not None or step.whole_rows or len(planned.readings) != len(step.rows):
         return False
     return all(reading.is_next or reading.sequence is None for reading in planned.readings)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
+from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
@@ -35,6 +35,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
         self.stop_id: int | None = None
         self.is_finite = True
+        self._hypotheses: tuple[Hypothesis, ...] = ()
 
     def note_non_finite(self) -> bool:
         """Marks an output of the model as not finite; whether it is the answer's first."""
@@ -58,11 +59,18 @@ class Answer:
                 self._notes = np.zeros(len(self._logprobs), note.dtype)
             self._notes[target] = note[0]
 
+    def put_hypotheses(self, best: tuple[Hypothesis, ...]) -> None:
+        """Ends the generation with what a beam search has found, best first."""
+        self._hypotheses = best
+        self.generated = list(best[0].tokens)
+        self.finish_reason, self.stop_id = best[0].finish_reason, best[0].stop_id
+
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
         scores = tuple(self._logprobs), tuple(self._is_greedy)
-        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes, self.is_finite)
+        ended = self.finish_reason, self.stop_id
+        return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
 class Read(NamedTuple):
@@ -115,6 +123,11 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
+    @property
+    def num_slots(self) -> int:
+        """Slots that it needs: one for each of its beams."""
+        return 1 if self.generation is None else self.generation.num_slots
+
     @cached_property
     def probe(self) -> Read:
         """Of a generation: its token is the input's last one, which the vocabulary has."""
@@ -137,13 +150,6 @@ class Sequence:
         if self.rng is not None or self.answer is None or not self.wants_next(position):
             return reads
         return [*reads, self.probe]
-
-    def read_positions(self, first: int, stop: int) -> list[int]:
-        """The positions from `first` to before `stop` whose distribution is read, in order."""
-        found = sorted(position for position in self.reads if first <= position < stop) if self.reads else []
-        if self.wants_next(stop - 1) and stop - 1 not in self.reads:
-            found.append(stop - 1)
-        return found
 
     def note_non_finite(self) -> bool:
         """As `Answer.note_non_finite`, of the generation's answer."""
@@ -169,9 +175,26 @@ class Sequence:
         elif len(answer.generated) >= generation.max_new_tokens:
             answer.finish_reason = FinishReason.LENGTH
         else:
-            self.tokens[self.end] = token
-            self.end += 1
+            self.feed(token)
         return True
+
+    def feed(self, token: int) -> None:
+        """Adds `token` to what is pending."""
+        self.tokens[self.end] = token
+        self.end += 1
+
+    def continue_from(self, other: Sequence) -> None:
+        """Takes over the tokens of `other`, all of which are computed."""
+        self.tokens[: other.end] = other.tokens[: other.end]
+        self.end, self.computed = other.end, other.computed
+
+    def read_positions(self, past: int, num_tokens: int) -> list[int]:
+        """Of the positions of a row, behind which the distribution is read, in order."""
+        last = past + num_tokens - 1
+        found = sorted(position for position in self.reads if past <= position <= last) if self.reads else []
+        if self.wants_next(last) and last not in self.reads:
+            found.append(last)
+        return found
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
