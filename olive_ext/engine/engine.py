@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -161,7 +160,6 @@ class Engine:
             return
         self._enter(loop)
         loop.admit(items)
-        gc.freeze()  # what is there now will be, and need not be looked through again and again until then
         while loop.has_work:
             for answer in loop.advance():
                 assert isinstance(answer.key, int)
@@ -184,8 +182,6 @@ class Engine:
         except BaseException:
             self.reset()
             raise
-        finally:
-            gc.unfreeze()
 
 
 def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
