@@ -55,6 +55,18 @@ class Beams:
 
 
 @dataclass(frozen=True)
+class Suppressed:
+    """Tokens that are never generated (`everywhere`), or not as the first (`at_first`): as transformers does with
+    Whisper's `suppress_tokens` and `begin_suppress_tokens`."""
+
+    everywhere: tuple[int, ...] = ()
+    at_first: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.at_first)
+
+
+@dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
@@ -69,8 +81,16 @@ class Generation:
     stops: tuple[str, ...] = ()
     """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
 
+    suppressed: Suppressed = field(default_factory=Suppressed)
+    """Not together with `beams`."""
+
     beams: Beams | None = None
     """None follows one sequence."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the next token is chosen on the host, from the whole row of logits."""
+        return not self.sampling.is_greedy or bool(self.suppressed)
 
     @property
     def num_slots(self) -> int:

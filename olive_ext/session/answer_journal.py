@@ -112,9 +112,10 @@ def answer_key(request: Request) -> bytes:
 def _decided(generation: Generation | None) -> str:
     if generation is None:
         return ""
-    beams = "" if generation.beams is None else f" {generation.beams}"
+    more = [generation.suppressed or "", generation.beams or ""]
     sampling, stops = generation.sampling, generation.stops
-    return f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}{beams}"
+    decided = f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}"
+    return " ".join([decided, *filter(None, map(str, more))])
 
 
 def written(result: Result) -> dict[str, Any]:

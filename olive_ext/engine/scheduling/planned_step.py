@@ -39,13 +39,13 @@ def planned(
     rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], *, reads_idle: bool
 ) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot. With
-    `reads_idle` idle rows find a token, too, where nothing is drawn: a step that follows needs one for them."""
+    `reads_idle` idle rows find a token, too, where nothing is chosen from whole rows: a step that follows needs one for them."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
     readings: list[Reading] = []
-    reads_idle = reads_idle and all(found is None or found.rng is None for found, _ in rows)
+    reads_idle = reads_idle and all(found is None or not found.needs_rows for found, _ in rows)
     for place, (sequence, row) in enumerate(rows):
         if sequence is None:
             if reads_idle:
@@ -57,7 +57,7 @@ def planned(
             targets += [(len(logits_rows), read.token) for read in reading.reads]
             if reading.is_next and row.slot in beams:
                 groups[len(logits_rows)] = beams[row.slot]
-            elif reading.is_next and sequence.rng is not None:
+            elif reading.is_next and sequence.needs_rows:
                 samples.append(len(logits_rows))
             record = max([read.record for read in reading.reads], default=-1)
             logits_rows.append(LogitsRow(place, position - row.past, record))

@@ -156,7 +156,7 @@ class Scheduler:
             if reading.is_next and sequence.slot in self._beams:
                 self._advance_beams(self._beams[sequence.slot], sequence, next(candidates))
             elif reading.is_next:
-                drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
+                drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
                 self._counters.non_finite += is_wrong and sequence.note_non_finite()
                 self._counters.tokens_generated += sequence.append(best, drawn_from)
             if sequence.has_ended:

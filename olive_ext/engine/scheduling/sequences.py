@@ -139,15 +139,20 @@ class Sequence:
         """Whether its generation is complete; steps that were begun before that was known may still hold it."""
         return self.answer is not None and self.answer.finish_reason is not None
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
+        return self.generation is not None and self.generation.needs_rows
+
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
         return self.generation is not None and position == self.end - 1
 
     def reads_behind(self, position: int) -> list[Read]:
         """The scores to be read of the distribution behind `position`: with a probe where the most probable token comes
-        next. Rows to sample from are seen as a whole."""
+        next. Rows to choose from are seen as a whole."""
         reads = self.reads.get(position, [])
-        if self.rng is not None or self.answer is None or not self.wants_next(position):
+        if self.needs_rows or self.answer is None or not self.wants_next(position):
             return reads
         return [*reads, self.probe]
 
@@ -203,13 +208,20 @@ class Sequence:
         return min(first_score, last)
 
     def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
-        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
+        """One token id, after suppression, temperature, top_k and top_p in the order of Hugging Face's logits
+        processors.
 
         top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
         """
         assert self.generation is not None
-        assert self.rng is not None
-        sampling = self.generation.sampling
+        assert self.answer is not None
+        sampling, suppressed = self.generation.sampling, self.generation.suppressed
+        if suppressed:
+            hidden = [*suppressed.everywhere, *(suppressed.at_first if not self.answer.generated else ())]
+            logits_V = logits_V.copy()
+            logits_V[[token for token in hidden if 0 <= token < len(logits_V)]] = -np.inf
+        if self.rng is None:
+            return int(logits_V.argmax())
         scaled_V = logits_V.astype(np.float64) / sampling.temperature
         order_V = np.argsort(-scaled_V, kind="stable")
         if sampling.top_k:
