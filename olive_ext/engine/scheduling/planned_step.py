@@ -39,7 +39,8 @@ def planned(
     rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], *, reads_idle: bool
 ) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot. With
-    `reads_idle` idle rows find a token, too, where nothing is chosen from whole rows: a step that follows needs one for them."""
+    `reads_idle` idle rows find a token, too, where none is chosen from a whole row: a step that follows needs one for
+    them."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
     samples: list[int] = []
