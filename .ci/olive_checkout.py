@@ -4,7 +4,8 @@
 
 CHECKOUT is a folder that holds the package `olive`: a clone of its main branch, an unpacked sdist. It is put in front
 of the installed release for these processes only; what else it needs is the caller's to install, perhaps in folders of
-PYTHONPATH (its ModelBuilder of August 2026 needs onnxruntime-genai 0.15 or later). Ends as pytest does.
+PYTHONPATH (its ModelBuilder of August 2026 runs with onnxruntime-genai 0.14.1 no longer, nor with 0.18.0). Ends as
+pytest does.
 """
 
 from __future__ import annotations
