@@ -23,7 +23,8 @@ from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
 from olive_ext.session.executor import Executor, RecordsElsewhere
-from olive_ext.text.conversion import Converted, Encoding, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.conversion import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import (
     GenerationOutput,
