@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from lm_eval.api.instance import Instance
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.session import Session
+from olive_ext.text.requests import ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 from tests.exports import TEXT, tokenizer
 from tests.session.fake_engine import FakeEngine
@@ -47,14 +49,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500_000)
     count = parser.parse_args().requests
     sys.stdout.write(f"imported: {resident_mib():.0f} MiB\n")
-    asked = instances(count)
+    asked, began = instances(count), time.process_time()
     sys.stdout.write(f"{count} requests of lm-eval: {resident_mib():.0f} MiB\n")
     with tempfile.TemporaryDirectory() as folder:
         for what in ("answered", "answered from the journal"):
-            told = SimpleNamespace(number=0)
+            told = SimpleNamespace(number=0, tokens=0)
 
-            def observe(*_: object, told: SimpleNamespace = told, what: str = what) -> None:
+            def observe(
+                _: object, request: ScoringRequest, __: object, told: SimpleNamespace = told, what: str = what
+            ) -> None:
                 told.number += 1
+                told.tokens += len(request.context) + len(request.target)
                 if told.number % (count // 10) == 0:
                     sys.stdout.write(f"{told.number} {what}: {resident_mib():.0f} MiB\n")
                     sys.stdout.flush()
@@ -64,6 +69,8 @@ def main() -> None:
             lm = OrtLM(session=session, observer=observe)
             lm.loglikelihood(asked, disable_tqdm=True)
             session.close()
+            seconds, began = time.process_time() - began, time.process_time()
+            sys.stdout.write(f"{what}: {seconds / told.tokens * 1e6:.2f} us of the processor a token\n")
 
 
 if __name__ == "__main__":

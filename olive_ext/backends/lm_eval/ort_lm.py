@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -149,12 +149,16 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        answers: dict[int, Answer] = {}
+        answers = [CERTAIN] * len(requests)
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
-            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode):
-                found = self._score(tokens, [requests[place] for place in places], advance)
-                answers.update(zip(places, found, strict=True))
-        return [answers[place] for place in range(len(requests))]
+
+            def keep(place: int, answer: Answer) -> None:
+                answers[place] = answer
+                advance(1)
+
+            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode)
+            self._score(slices, keep, requests)
+        return answers
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
@@ -177,33 +181,48 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
-        return self._score(requests, (), lambda count: None)
+        answers = [CERTAIN] * len(requests)
+        self._score([(range(len(requests)), requests)], answers.__setitem__)
+        return answers
 
     def _score(
-        self, requests: Sequence[TokenRequest], instances: Sequence[Instance], advance: Callable[[int], None]
-    ) -> list[Answer]:
-        """`instances` are lm-eval's requests of the same order, for the observer."""
-        answers = [CERTAIN] * len(requests)
-        scored = [index for index, request in enumerate(requests) if request[2]]
-        asked = [self._scoring(*requests[index][1:]) for index in scored]
+        self,
+        slices: Iterable[tuple[Sequence[int], Sequence[TokenRequest]]],
+        keep: Callable[[int, Answer], None],
+        instances: Sequence[Instance] = (),
+    ) -> None:
+        """Calls `keep(place, answer)` for the requests of all slices, which come with their places; `instances` are
+        lm-eval's requests by place, for the observer."""
+        scored: list[int] = []  # the place of the session's request of each number
+        waiting: dict[int, tuple[Any, ScoringRequest]] = {}
 
-        def keep(index: int, answer: Answer) -> None:
-            answers[index] = answer
-            if requests[index][0] is not None:
-                self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-            advance(1)
+        def answer(place: int, key: Any, answer: Answer) -> None:
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answer)
+            keep(place, answer)
+
+        def asked(places: Sequence[int], requests: Sequence[TokenRequest]) -> list[ScoringRequest]:
+            first = len(scored)
+            for place, (key, *given) in zip(places, requests, strict=True):
+                if given[1]:
+                    waiting[len(scored)] = key, self._scoring(*given)
+                    scored.append(place)
+                else:
+                    answer(place, key, CERTAIN)
+            return [waiting[at][1] for at in range(first, len(scored))]
 
         def take(at: int, output: ScoringOutput) -> None:
-            keep(scored[at], (output.logprob, output.is_greedy))
+            key, request = waiting.pop(at)
+            answer(scored[at], key, (output.logprob, output.is_greedy))
             if instances:
-                self.observer(instances[scored[at]], asked[at], output)
+                self.observer(instances[scored[at]], request, output)
 
-        for index in set(range(len(requests))).difference(scored):
-            keep(index, CERTAIN)
-        names = [str(instances[index].task_name) for index in scored if instances]
+        def whose(at: int) -> str:
+            return str(instances[scored[at]].task_name)
+
         with noting(self.lost, lambda at: instances[scored[at] :][:1]):
-            self.session.loglikelihood(asked, on_result=take, names=names)
-        return answers
+            made = (asked(*part) for part in slices)
+            self.session.loglikelihood_slices(made, take, whose=whose if instances else None)
 
     def _scoring(
         self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
