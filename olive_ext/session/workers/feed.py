@@ -13,8 +13,11 @@ from olive_ext.session.executor import Lost
 AHEAD = 4
 """Chunks that wait for each worker at most. They are what the largest are begun first of at the end."""
 
-HELD_TOKENS = 1 << 25
-"""Tokens of requests that are under way, about, at most: half a gigabyte. A chunk is read whatever it has."""
+HELD_TOKENS = 1 << 24
+"""Tokens of requests that are under way at most, about: some 300 MB. One chunk is read whatever it has."""
+
+_TOKENS_BESIDE = 128
+"""As many tokens take the memory that a request takes besides its own."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class _Chunk:
     results: dict[int, Result | Lost] = field(default_factory=dict)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(len(request.tokens) for request in self.requests)
+    def held_tokens(self) -> int:
+        return sum(len(request.tokens) + _TOKENS_BESIDE for request in self.requests)
 
 
 class Feed:
@@ -78,7 +81,7 @@ class Feed:
             self._sort()
             return False
         self._chunks[number] = chunk = _Chunk(requests)
-        self._num_tokens += chunk.num_tokens
+        self._num_tokens += chunk.held_tokens
         self._put(Piece(number, range(len(requests))))
         return True
 
@@ -102,7 +105,7 @@ class Feed:
         if len(chunk.results) < len(chunk.requests):
             return None
         del self._chunks[piece.chunk]
-        self._num_tokens -= chunk.num_tokens
+        self._num_tokens -= chunk.held_tokens
         return [chunk.results[place] for place in range(len(chunk.requests))]
 
     def end(self, num_takers: int) -> None:
