@@ -1,13 +1,13 @@
 """Simulates evaluations on many workers: how well they are used, and what keeps them from being used better.
 
-    python -m docs.benchmarks.workers --workers 2 8 64 1000
+    python -m docs.benchmarks.workers --workers 2 8 37 64 1000
 
 Requests have the shapes of MMLU (5-shot, 57 subjects), HellaSwag (0-shot) and GSM8K-CoT (8-shot): as many, with stems,
 questions and answers of the lengths that these have with SmolLM2's tokenizer, drawn from a seed. They are cut by the
 package's own `cut` and handed out by its own `Feed`, to the first worker that is free. `--tokens-per-second` is a
 worker's speed on texts that are scored, `--decoded` on those that are generated, `--open` the seconds to start one; the
 defaults are about those of the shape of SmolLM2-135M on two cores. `--driver` is what a token of a request takes of the
-driver, in microseconds, as `docs.benchmarks.driver_memory` measures it.
+driver, in microseconds: 0.2 of MMLU's and 0.7 of HellaSwag's to convert, cut and send them were measured, and encoding.
 
 Efficiency is one worker's time without cuts and without opening, over the time that all workers were held. The losses
 add up to the rest: stems that were cut are computed again; workers wait for the driver, which reads one chunk after the
@@ -141,11 +141,11 @@ def best_end(costs: Sequence[float], num_workers: int) -> float:
 def main() -> None:
     """Prints a line for each task and number of workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", nargs="+", type=int, default=[2, 8, 64, 1000])
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 8, 37, 64, 1000])
     parser.add_argument("--tokens-per-second", type=float, default=500)
     parser.add_argument("--decoded", type=float, default=100)
     parser.add_argument("--open", type=float, default=6)
-    parser.add_argument("--driver", type=float, default=2, help="microseconds")
+    parser.add_argument("--driver", type=float, default=1, help="microseconds")
     arguments = parser.parse_args()
     speed = Speed(arguments.tokens_per_second, arguments.decoded, arguments.open, arguments.driver / 1e6)
     sys.stdout.write("| task | chunks | workers | seconds | efficiency | stems | waiting | opening | at best |\n")
