@@ -39,7 +39,8 @@ def listed(path: str) -> list[str]:
     """What this package wraps, as the Olive on `path` has it."""
     environment = {**os.environ, "PYTHONPATH": path, "CI": "1"}
     done = subprocess.run([sys.executable, "-c", LIST], capture_output=True, text=True, env=environment, cwd=ROOT)
-    return done.stdout.splitlines() or [done.stderr.strip().splitlines()[-1]]
+    said = [line for line in done.stdout.splitlines() if not line.startswith("[")]  # Olive logs to stdout
+    return said or [done.stderr.strip().splitlines()[-1]]
 
 
 def main(argv: list[str]) -> int:

@@ -35,7 +35,7 @@ FLOORS = {
         ["media"],
         ["requests"],
         ["step"],
-        ["runners.runner"],
+        ["runners.runner", "halves"],
         ["scheduling", "runners"],
         ["reference"],
         ["step_loop"],
@@ -45,7 +45,7 @@ FLOORS = {
     "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv"],
-        ["inputs", "placement"],
+        ["inputs", "placement", "candidates"],
         ["encoder_shapes"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
@@ -88,7 +88,7 @@ DOORS = {
         "olive_ext.model.decoder_spec",
         "olive_ext.model.attention",
         "olive_ext.model.encoder_spec",
-        "olive_ext.model.locate",
+        "olive_ext.model.outline",
         "olive_ext.model.media_spec",
     ],
 }

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from olive_ext.backends.task_loading import LoadedTasks, Spec, config_of, find_tasks
+from olive_ext.backends.task_loading import LoadedTasks, config_of, find_tasks
+from olive_ext.backends.task_names import Spec
 
 
 @dataclass(frozen=True)

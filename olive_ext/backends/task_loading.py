@@ -8,17 +8,13 @@ lies in a file of another name.
 from __future__ import annotations
 
 import copy
-import difflib
-import os
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
 import numpy as np
 import torch
 from lm_eval.tasks import TaskManager
@@ -27,9 +23,9 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from olive_ext.backends.lm_eval_patches import sandboxed_templates
 from olive_ext.backends.task_checks import read_task, refuse_broken_files, refuse_metrics
 from olive_ext.backends.task_folders import task_folders
+from olive_ext.backends.task_names import Spec, is_file, refuse_unknown, shipped_files, unknown
 from olive_ext.errors import TaskError, named_failures
-
-Spec = str | Mapping[str, Any]
+from olive_ext.model.hub import asked_where_it_answers
 
 Declared = dict[str, Collection[str] | None]
 """Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
@@ -100,7 +96,9 @@ def load_tasks(
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager, found = find_tasks(specs, include_path)
         (seeds or Seeds()).plant()
-        with sandboxed_templates():  # a task renders its first document as it is made
+        has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
+        # A task renders its first document as it is made.
+        with sandboxed_templates(), asked_where_it_answers(has_data=has_data):
             return LoadedTasks(manager, manager.load(found))
 
 
@@ -112,14 +110,21 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
     found = [_find(spec, manager.task_index) for spec in specs]
     for spec in specs:
         refuse_metrics(config_of(spec, manager.task_index), _names([spec]).strip("'"))
-    if any(missing for _, missing in found):
-        refuse_broken_files([name for _, missing in found for name in missing], folders)
+    if missing := [name for _, names in found for name in names]:
+        refuse_broken_files(missing, folders)
+        refuse_unknown(missing, folders)
         manager = TaskManager(include_path=folders)
         found = [_find(spec, manager.task_index) for spec in specs]
-        unknown = [name for _, missing in found for name in missing]
-        if unknown:
-            raise TaskError(_unknown(unknown, manager.all_tasks))
+        if still_missing := [name for _, names in found for name in names]:
+            raise TaskError(unknown(still_missing, manager.all_tasks))
     return manager, [spec for spec, _ in found]
+
+
+def _is_local(config: Mapping[str, Any]) -> bool:
+    """Whether a task's documents are surely not on the hub."""
+    path = config.get("dataset_path")
+    is_format = isinstance(path, str) and ("/" not in path or Path(path).exists())
+    return "class" not in config and (is_format or config.get("custom_dataset") is not None)
 
 
 def _names(specs: Sequence[Spec]) -> str:
@@ -135,7 +140,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
         return dict(spec), list(_members(spec, index))
     if spec in index:
         return spec, list(_members(index[spec].cfg or {}, index))
-    if spec.endswith((".yaml", ".yml")) or os.sep in spec:
+    if is_file(spec):
         path = Path(spec).expanduser()
         if not path.is_file():
             raise TaskError(f"unknown task '{spec}': no such file")
@@ -162,29 +167,12 @@ def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[st
 
 def shipped_file(name: str) -> Path | None:
     """lm-eval's own file NAME.yaml, where there is exactly one and it defines the task NAME and no group."""
-    paths = _shipped_files().get(name, ())
+    paths = shipped_files().get(name, ())
     if len(paths) != 1:
         return None
     text = paths[0].read_text(encoding="utf-8")
     is_task = re.search(rf"^task:\s*[\"']?{re.escape(name)}[\"']?\s*$", text, re.MULTILINE)
     return paths[0] if is_task and not re.search(r"^(group|class):", text, re.MULTILINE) else None
-
-
-@lru_cache(maxsize=1)
-def _shipped_files() -> Mapping[str, tuple[Path, ...]]:
-    files: dict[str, tuple[Path, ...]] = {}
-    for path in Path(lm_eval.tasks.__file__).parent.rglob("*.yaml"):
-        files[path.stem] = (*files.get(path.stem, ()), path)
-    return files
-
-
-def _unknown(names: Sequence[str], known: Sequence[str]) -> str:
-    parts = []
-    for name in dict.fromkeys(names):
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else "no task has a similar name"
-        parts.append(f"unknown task '{name}': {hint}")
-    return "; ".join(parts)
 
 
 def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> Declared | None:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from olive_ext.backends.task_folders import task_folders
+from olive_ext.backends.task_names import refuse_unknown
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model.folders import why_missing
+from olive_ext.run.costs import COSTS
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -76,7 +79,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
         yield from _problems_of_type(block)
         if block.is_ours:
             try:
-                yield from missing_files(block, block.parsed())
+                yield from what_is_missing(block, block.parsed())
             except ConfigError as error:
                 yield str(error)
     yield from _undefined_evaluators(recipe)
@@ -131,13 +134,21 @@ def _problems_of_type(block: Block) -> list[str]:
     return [f"'{block.where}.type' = '{block.type}': did you mean '{ours}'?"]
 
 
-def missing_files(block: Block, settings: WorkflowSettings) -> list[str]:
-    """A sentence for each file that the block names and that is not there, seen from the working directory."""
+def what_is_missing(block: Block, settings: WorkflowSettings) -> list[str]:
+    """A sentence for each file that the block names and that is not there, seen from the working directory; where all
+    are, one for the tasks that no file defines."""
     written = settings.include_path or []
     places = [("include_path", place) for place in ([written] if isinstance(written, str) else written)]
     places += [("tasks", task) for task in settings.tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
     places += [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
-    return [f"'{block.where}.{key}' = '{place}': does not exist" for key, place in places if not Path(place).exists()]
+    missing = [(key, place) for key, place in places if not Path(place).exists()]
+    if missing:
+        return [f"'{block.where}.{key}' = '{place}': does not exist" for key, place in missing]
+    try:
+        refuse_unknown([task for task in settings.tasks if task not in COSTS], task_folders(settings.include_path))
+    except TaskError as error:
+        return [f"'{block.where}.tasks': {error}"]
+    return []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

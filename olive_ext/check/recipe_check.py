@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.model_check import Findings, Section, check_model
-from olive_ext.check.recipe import blocks, input_model, mapping, missing_files, mistakes, read_recipe
+from olive_ext.check.recipe import blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import resolve
@@ -41,7 +41,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         valid.append(settings)
         with findings.noting_problems():
             refuse_arguments(settings, block.where, is_onnx=is_onnx_model(input_model(recipe)[0]))
-        if not missing_files(block, settings):
+        if not what_is_missing(block, settings):
             with findings.noting_problems():
                 _add_code(settings, section)
                 inputs += _inputs(settings, block.where)

@@ -17,6 +17,8 @@ ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(descripti
 ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
 BatchSize = Slots | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 Kind = Annotated[Literal["auto", "onnx", "hf"], BeforeValidator(word)]
+Components = dict[Literal["decoder", "embedding", "vision", "audio", "encoder", "first_step"], str]
+"""Graphs of a model by what they do."""
 
 _LIKE_THE_CANDIDATE = (
     "device",
@@ -135,6 +137,12 @@ class ModelConfig(Strict):
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
 
+    components: Components = Field(default_factory=dict)
+    """Which graph does what, where a model is several and neither their interfaces nor genai_config.json tell:
+    "decoder", "embedding" (token ids to what the decoder takes), "vision" and "audio" (encoders of pictures and sound),
+    or "encoder" and "first_step" of an encoder-decoder, each an .onnx file relative to the path. One that contradicts
+    the graphs is refused."""
+
 
 class ExecutionSettings(Strict):
     """How a model is run: the settings that recipes, `OrtLM` and `olive_ext.open` share."""
@@ -201,6 +209,9 @@ class OpenSettings(ExecutionSettings):
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
 
+    components: Components = Field(default_factory=dict)
+    """Which graph does what, as in a recipe's `model.components`."""
+
     max_batch_size: PositiveInt | None = None
     """The most sequences that a `batch_size` of "auto" may decode together, where memory allows more."""
 
@@ -229,9 +240,9 @@ class ModelSettings(OpenSettings):
         return cls.parse(given, where)
 
     @property
-    def place(self) -> tuple[str, Kind, str | None, str | None]:
-        """The settings that determine a model's files: path, kind, ONNX file, tokenizer."""
-        return self.model, self.kind, self.onnx_file_name, self.tokenizer
+    def place(self) -> tuple[str, Kind, str | None, str | None, tuple[tuple[str, str], ...]]:
+        """The settings that determine a model's files: path, kind, ONNX file, tokenizer, components."""
+        return self.model, self.kind, self.onnx_file_name, self.tokenizer, tuple(sorted(self.components.items()))
 
     def of_reference(self, patch: str | Path | Mapping[str, Any]) -> Self:
         """The settings of a reference for this model: a path, or a mapping of settings.

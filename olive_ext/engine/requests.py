@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,27 @@ class Sampling:
         return self.temperature == 0.0
 
 
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Beams:
+    """A beam search as transformers defines it: what it keeps, how it compares lengths, when it ends."""
+
+    num_beams: int
+    length_penalty: float = 1.0
+    """A finished sequence's sum of log-probabilities is divided by its length to this power."""
+
+    early_stopping: EarlyStopping = False
+    num_return_sequences: int = 1
+
+
 @dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
-    `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True.
+    `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True; with
+    `beams` each sequence has a copy of its own.
     """
 
     max_new_tokens: int
@@ -51,6 +67,14 @@ class Generation:
     is_finished: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
     stops: tuple[str, ...] = ()
     """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
+
+    beams: Beams | None = None
+    """None follows one sequence."""
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that are followed at a time."""
+        return 1 if self.beams is None else self.beams.num_beams
 
 
 @dataclass(frozen=True)
@@ -126,6 +150,17 @@ Notes = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True)
+class Hypothesis:
+    """A finished sequence of a beam search. `tokens` without the stop id; `score`: the sum of its log-probabilities,
+    that of the stop id included, over its length to the power `length_penalty`."""
+
+    tokens: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+    stop_id: int | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """`logprobs[T]` in nats, `is_greedy[T]` (the target was the argmax), `tokens[G]` without the stop id."""
 
@@ -141,6 +176,9 @@ class Result:
 
     is_finite: bool = True
     """Whether the model's output is: False only where such outputs are reported."""
+
+    hypotheses: tuple[Hypothesis, ...] = ()
+    """The best sequences of a beam search, best first: `tokens` and how they ended are the first one's."""
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:

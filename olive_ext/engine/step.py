@@ -1,17 +1,14 @@
 """What the scheduler hands to a runner and what comes back: integers out, small arrays in. Knows no runner.
 
-A step for which memory does not suffice is split in two. The scores of a step come in the order of its rows, so the
-outputs of the two parts one behind the other are the step's.
-
-Axes: R logits rows of a step, T targets, K sampled rows, V vocabulary.
+Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +133,7 @@ class LogitsRow:
 @dataclass(frozen=True)
 class Step:
     """One forward pass: `rows` (of one length unless packed or a tree batch), the `logits_rows` to read, `targets`
-    (index of a logits row, token id) and `samples` (indices of logits rows)."""
+    (index of a logits row, token id), `samples` and `beams` (indices of logits rows)."""
 
     rows: tuple[Row, ...]
     logits_rows: tuple[LogitsRow, ...] = ()
@@ -153,10 +150,49 @@ class Step:
     uses_previous_tokens: bool = False
     """The rows are fed with the greedy tokens of the step before, row by row; `tokens` are placeholders."""
 
+    beams: tuple[int, ...] = ()
+    num_candidates: int = 0
+    """Of the rows of `beams` so many of the most probable tokens are read."""
+
+    @property
+    def whole_rows(self) -> tuple[int, ...]:
+        """Logits rows that are needed whole, on the host or on the device."""
+        return (*self.samples, *self.beams)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows."""
         return sum(len(row.tokens) for row in self.rows)
+
+
+class Candidates(NamedTuple):
+    """The C most probable tokens of N logits rows, best first, with log-probabilities in nats."""
+
+    logprobs_NC: FloatArray
+    ids_NC: IntArray
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross to the host."""
+        return self.logprobs_NC.nbytes + self.ids_NC.nbytes
+
+    def rows(self) -> list[Candidates]:
+        """Those of each row by themselves."""
+        return [Candidates(self.logprobs_NC[n : n + 1], self.ids_NC[n : n + 1]) for n in range(len(self.ids_NC))]
+
+    def first(self, num_rows: int | None = None, count: int | None = None) -> Candidates:
+        """The best `count` of the first rows."""
+        return Candidates(self.logprobs_NC[:num_rows, :count], self.ids_NC[:num_rows, :count])
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Candidates]) -> Candidates:
+        """The rows of all parts, each with as many candidates."""
+        return cls(
+            np.concatenate([part.logprobs_NC for part in parts]), np.concatenate([part.ids_NC for part in parts])
+        )
+
+
+NO_CANDIDATES = Candidates(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int64))
 
 
 @dataclass(frozen=True)
@@ -173,10 +209,14 @@ class StepOutput:
     notes_T: Notes | None = None
     """What a tap notes of each target."""
 
+    candidates: Candidates = NO_CANDIDATES
+    """Of the step's `beams`."""
+
     @property
     def scores_nbytes(self) -> int:
-        """Bytes of the scores, the greedy tokens and the sampled rows."""
-        return self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
+        """Bytes of the scores, the greedy tokens, the sampled rows and the candidates."""
+        rows = self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
+        return rows + self.candidates.nbytes
 
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
@@ -196,67 +236,3 @@ def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> n
     if window is not None:
         visible_ST &= positions_T[first_cell:, None] - positions_T < window
     return visible_ST[None, None]
-
-
-def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
-    if step.first_cell is None and len(step.rows) > 1:
-        return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
-    half = step.num_tokens // 2
-    if half == 0:
-        return None
-    place = 0
-    while half >= len(step.rows[place].tokens):
-        half -= len(step.rows[place].tokens)
-        place += 1
-    return _cut(step, place, half)
-
-
-def joined(first: StepOutput, second: StepOutput) -> StepOutput:
-    """The outputs of a split step's two parts as one, but for rows of logits, which only a tap reads."""
-    notes, more = first.notes_T, second.notes_T
-    return StepOutput(
-        np.concatenate([first.target_logprobs, second.target_logprobs]),
-        np.concatenate([first.greedy_ids, second.greedy_ids]),
-        np.concatenate([first.sample_logits_KV, second.sample_logits_KV]),
-        notes_T=None if notes is None or more is None else np.concatenate([notes, more]),
-    )
-
-
-def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
-    """Cuts before token `offset` of row `place`."""
-    row = step.rows[place]
-    before, tail = step.rows[:place], step.rows[place:]
-    if offset:
-        before = (*before, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
-        tail = (_rest(step, place, offset), *tail[1:])
-    cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
-    fed = sum(len(earlier.tokens) for earlier in before)
-    second = Step(
-        tail,
-        tuple(
-            replace(found, row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
-            for found in step.logits_rows[cut:]
-        ),
-        tuple((index - cut, token) for index, token in step.targets if index >= cut),
-        tuple(index - cut for index in step.samples if index >= cut),
-        first_cell=None if step.first_cell is None else step.first_cell + fed,
-    )
-    first = Step(
-        before,
-        step.logits_rows[:cut],
-        tuple((index, token) for index, token in step.targets if index < cut),
-        tuple(index for index in step.samples if index < cut),
-        first_cell=step.first_cell,
-    )
-    return first, second
-
-
-def _rest(step: Step, place: int, offset: int) -> Row:
-    """Row `place` from token `offset` on, behind what comes before it."""
-    row = step.rows[place]
-    cells_P = row.cells_P
-    if cells_P is not None and step.first_cell is not None:
-        begin = step.first_cell + sum(len(before.tokens) for before in step.rows[:place])
-        cells_P = np.concatenate([cells_P, np.arange(begin, begin + offset, dtype=np.int32)])
-    return replace(row, past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
@@ -20,7 +21,7 @@ from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import Answer
 from olive_ext.engine.scheduling.tree_batch import CELLS_PER_POSITION, ScoringForm, ScoringSteps
-from olive_ext.engine.step import FIRST_CELL, UNLIMITED, Step, StepOutput, halve, joined
+from olive_ext.engine.step import FIRST_CELL, UNLIMITED, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class StepLoop:
             self._runner.check_source(request.source)
             self._tap.check_source(request.source)
             self._runner.check_media(request.media)
+            if request.generation is not None and request.generation.beams is not None:
+                self._runner.check_beams(request.generation.num_slots)
             self._tap.check_media(request.media)
         items = [(key, self._media_ids.put(request)) for key, request in items]
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)

@@ -39,6 +39,12 @@ class NodeWriter:
         self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
+    def add_top(self, values: str, count: str, indices: str) -> str:
+        """A TopK over the last axis, largest first; it writes `indices`, and the values' name is returned."""
+        name = self._fresh("TopK")
+        self._graph.node.append(helper.make_node("TopK", [values, count], [name, indices], name=name))
+        return name
+
     def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
         """A new node of the default domain with `count` outputs."""
         outputs = [self._fresh(op) for _ in range(count)]

@@ -31,19 +31,29 @@ def read_picture(given: Given) -> Image.Image:
         picture = given if isinstance(given, Image.Image) else Image.open(_opened(given))
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
-            raise TaskError(f"{_named(given)} is animated ({frames} frames): give one frame as a picture")
+            raise TaskError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
         width, height = picture.size
         if not width or not height:
-            raise TaskError(f"{_named(given)} has no pixels ({width} x {height})")
+            raise TaskError(f"{named(given)} has no pixels ({width} x {height})")
         if max(width, height) > LARGEST_SIDE:
-            raise TaskError(f"{_named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
+            raise TaskError(f"{named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
         return ImageOps.exif_transpose(picture).convert("RGB")
     except TaskError:
         raise
     except (
         Exception
     ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
-        raise TaskError(f"{_named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise TaskError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+
+
+def sendable(given: Given) -> Given:
+    """The same picture for a process that may not see this one's files. Raises `TaskError` where it cannot be read."""
+    if not isinstance(given, (str, Path)):
+        return given
+    try:
+        return Path(given).read_bytes()
+    except OSError as error:
+        raise TaskError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
 def blank(width: int, height: int) -> Image.Image:
@@ -97,5 +107,6 @@ def _opened(given: Given) -> io.BytesIO | Path:
     raise TaskError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
 
 
-def _named(given: Given) -> str:
+def named(given: Given) -> str:
+    """The picture in an error: by its path, where it has one."""
     return f"the picture '{given}'" if isinstance(given, (str, Path)) else "a picture"

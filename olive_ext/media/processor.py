@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isqrt
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from olive_ext.engine.media import MediaItem, token_buckets
 from olive_ext.errors import ModelError, TaskError, first_line
-from olive_ext.media.pictures import Given, blank, content_key, read_picture
-from olive_ext.media.processors import load_image_processor
+from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
+from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
@@ -40,6 +40,23 @@ class Extent:
     grid: tuple[int, int, int] | None = None
 
 
+@dataclass(frozen=True)
+class PictureArrays:
+    """The arrays of a picture that a user gave, whenever they are asked for. What is sent to another process is the
+    picture without its processor: that process has one of its own (`MediaProcessor.adopt`)."""
+
+    processor: MediaProcessor | None
+    key: str
+    given: Given
+
+    def __call__(self) -> Arrays:
+        assert self.processor is not None
+        return self.processor.load(self.key, self.given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PictureArrays, (None, self.key, sendable(self.given))
+
+
 class MediaProcessor:
     """Makes items of pictures for one model. The processor is loaded when the first picture comes."""
 
@@ -49,16 +66,6 @@ class MediaProcessor:
         self.kept_bytes = KEPT_BYTES
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to prepare the pictures of items that are sent to it."""
-        return {
-            "spec": self.spec,
-            "_files": self._files,
-            "kept_bytes": self.kept_bytes,
-            "_known": {},
-            "_kept": OrderedDict(),
-        }
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
@@ -72,8 +79,21 @@ class MediaProcessor:
         if key not in self._known:
             self._known[key] = self._extent(self._keep(key, self._prepare(picture)), encoder)
         extent = self._known[key]
-        load = partial(self._load, key, given)
+        load = PictureArrays(self, key, given)
         return MediaItem(modality, key, extent.num_tokens, encoder.placeholder, load, extent.grid)
+
+    def adopt(self, item: MediaItem) -> MediaItem:
+        """An item that was sent from another process, to be prepared by this processor."""
+        return replace(item, load=replace(item.load, processor=self)) if isinstance(item.load, PictureArrays) else item
+
+    def load(self, key: str, given: Given) -> Arrays:
+        """The arrays of the picture of that key. Raises `TaskError` where `given` holds another one by now."""
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        picture = read_picture(given)
+        if content_key(picture, self._settings) != key:
+            raise TaskError(f"{named(given)} is another one than when it was asked about, or is prepared otherwise")
+        return self._keep(key, self._prepare(picture))
 
     def dummies(self, most: int) -> list[MediaItem]:
         """Pictures of every shape that an encoder can meet with up to `most` tokens: one where the processor makes all
@@ -102,16 +122,12 @@ class MediaProcessor:
     def _loaded(self) -> tuple[Any, Any]:
         files = self._files
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
-        return load_image_processor((files.directory, files.decoder.parent), named)
+        return load_image_processor(folders_of(files), named)
 
     @cached_property
     def _settings(self) -> str:
         processor, _ = self._loaded
         return json.dumps(processor.to_dict(), sort_keys=True, default=str)
-
-    def _load(self, key: str, given: Given) -> Arrays:
-        kept = self._kept.get(key)
-        return kept if kept is not None else self._keep(key, self._prepare(read_picture(given)))
 
     def _keep(self, key: str, arrays: Arrays) -> Arrays:
         self._kept[key] = arrays

@@ -13,10 +13,15 @@ from typing import Any
 
 from olive_ext.errors import ModelError, first_line
 from olive_ext.model.package_config import read_json
-from olive_ext.model.types import TensorSpec
+from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 EXTENSIONS_FILES = ("processor_config.json", "image_processor.json", "vision_processor.json")
+
+
+def folders_of(files: ModelFiles) -> tuple[Path, ...]:
+    """Where a model's processors may have their files, in the order of looking."""
+    return files.directory, files.decoder.parent, Path(files.tokenizer)
 
 
 def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[Any, Path]:

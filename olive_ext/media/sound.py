@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import TaskError, first_line
-from olive_ext.media.processors import load_feature_extractor
+from olive_ext.media.processors import folders_of, load_feature_extractor
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 Samples: TypeAlias = npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ class SoundProcessor:
 
     @cached_property
     def _extractor(self) -> Any:
-        return load_feature_extractor((self._files.directory, self._files.decoder.parent), self._source)
+        return load_feature_extractor(folders_of(self._files), self._source)
 
 
 def read_sound(given: Given) -> tuple[Samples, int]:

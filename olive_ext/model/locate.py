@@ -4,25 +4,27 @@ model_config.json it leaves in an output folder."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from olive_ext.errors import ModelError, first_line
+from olive_ext.errors import ModelError
 from olive_ext.model import folders
-from olive_ext.model.content import hf_weights, refuse_pointer, refuse_short, weight_files
+from olive_ext.model.content import hf_weights, refuse_short, weight_files
 from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
+from olive_ext.model.outline import Outline, read_outline
 from olive_ext.model.package_config import GenaiConfig, HfConfig, inside, read_json
+from olive_ext.model.tensor_names import EMBEDDING_NAMES
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
-    import onnx
+    from olive_ext.model.components import Named
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["onnx", "hf"]
+
+_BY_USER = "the setting 'components'"
 
 
 def locate(
@@ -30,28 +32,33 @@ def locate(
     onnx_file_name: str | None = None,
     tokenizer: str | None = None,
     extra_tokenizer_candidates: Sequence[str | Path] = (),
+    components: Mapping[str, str] | None = None,
 ) -> ModelFiles:
     """The files of the model at `path`: an .onnx file, a folder with one or several, a genai package, or Olive's output
     folder. `extra_tokenizer_candidates` (folders, files or a hub name) are tried after the model's own folders.
+    `components` are graphs by what they do, relative to `path`.
 
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
     root = folders.real_path(path)
     logger.debug("looking for the files of '%s'", path)
-    decoder, rule = _find_decoder(root, onnx_file_name)
-    weights = _weights(decoder)
+    given = {part: _component(root, part, name) for part, name in (components or {}).items()}
+    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
+    outline = read_outline(decoder)
+    weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
     genai_config = read_json(config_file, GenaiConfig) if config_file else {}
     stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
-        weights += (graph, *_weights(graph))
-    candidates = [(str(place), "an additional candidate") for place in extra_tokenizer_candidates]
-    for folder in dict.fromkeys((root, decoder.parent)):
-        candidates += _olive_tokenizers(folder)
+        weights += (graph, *_weights(graph, read_outline(graph)))
+    candidates = _tokenizer_candidates(extra_tokenizer_candidates, (root, decoder.parent))
     tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
-    companions = folders.find_companions(decoder, directory, genai_config)
-    hf_files = (folder / "config.json" for folder in (decoder.parent, directory))
+    companions = _companions(
+        root, decoder, outline, {**folders.find_companions(decoder, directory, genai_config), **given}
+    )
+    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions else []))
+    hf_files = (folder / "config.json" for folder in own)
     hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
         decoder=decoder,
@@ -60,10 +67,10 @@ def locate(
         hf_config=read_json(hf_file, HfConfig) if hf_file else {},
         tokenizer=tokenizer_place,
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
-        | {part: found_by for part, (_, found_by) in companions.items()},
+        | {part: found_by for part, (_, _, found_by) in companions.items()},
         weights=weights,
         pipeline=tuple(stages),
-        companions={part: GraphFiles(graph, _weights(graph)) for part, (graph, _) in companions.items()},
+        companions={part: GraphFiles(file, _weights(file, found)) for part, (file, found, _) in companions.items()},
     )
 
 
@@ -74,8 +81,34 @@ def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
     return ModelFiles(place, place, {}, {}, tokenizer or path, {"tokenizer": origin}, weights)
 
 
-def _weights(graph: Path) -> tuple[Path, ...]:
-    locations = read_outline(graph).locations
+def _companions(
+    root: Path, decoder: Path, outline: Outline, named: Mapping[str, Named]
+) -> dict[str, tuple[Path, Outline, str]]:
+    """The other graphs by part, each with its interface and the rule that found it. Where nothing names the graph that
+    makes what the decoder takes in place of tokens, all graphs of the folder `root` are looked at."""
+    from olive_ext.model.components import find_parts, settle  # imported here: it brings onnx along
+
+    graphs = {file: read_outline(file) for file, _ in named.values()}
+    takes = next(iter(EMBEDDING_NAMES & outline.inputs.keys()), None)
+    if takes and "embedding" not in named and root.is_dir():
+        others = (file for file in (*root.glob("*.onnx"), *root.glob("*/*.onnx")) if file != decoder)
+        graphs |= {file: found for file in sorted(others) if (found := _readable(file)) is not None}
+    if not takes and named.get("embedding", (None, ""))[1] == _BY_USER:
+        raise ModelError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
+    settled = settle(named, find_parts(outline, graphs))
+    return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
+
+
+def _component(root: Path, part: str, name: str) -> Named:
+    folder = root.parent if root.is_file() else root
+    file = folder / name
+    if not file.is_file():
+        raise ModelError(f"'components.{part}' = '{name}' is not in '{folder}': {folders.contents(folder)}")
+    return folders.real_path(file), _BY_USER
+
+
+def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:
+    locations = outline.locations
     files = weight_files(graph, locations)
     for location, file in files.items():
         refuse_short(graph, file, locations[location])
@@ -106,72 +139,11 @@ def model_kind(path: str | Path) -> Kind:
     )
 
 
-@dataclass(frozen=True)
-class Outline:
-    """What locating needs to know of a graph: whether it returns logits, and its external-data locations with the bytes
-    that each must have at least."""
-
-    has_logits: bool
-    locations: Mapping[str, int]
-
-
-def read_graph(path: Path) -> onnx.ModelProto:
-    """The graph of an .onnx file without its external data; raises `ModelError` where it is broken."""
-    import onnx
-
-    refuse_pointer(path)
-    try:
-        model = onnx.load(str(path), format="protobuf", load_external_data=False)
-    except Exception as error:  # protobuf's DecodeError, which only protobuf itself could name here
-        raise ModelError(f"'{path}' is a broken graph: {first_line(error)} ({path.stat().st_size} bytes)") from error
-    if not model.graph.output:
-        raise ModelError(f"'{path}' is a broken graph: it has no outputs ({path.stat().st_size} bytes)")
-    return model
-
-
-def read_outline(path: Path) -> Outline:
-    """What `read_graph` finds, in outline; raises `ModelError` as that does."""
-    import onnx
-
-    model = read_graph(path)
-    functions = (_node_tensors(function.node) for function in model.functions)
-    locations: dict[str, int] = {}
-    for tensor in chain(_graph_tensors(model.graph), *functions):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            location, end = _external_place(path, tensor)
-            locations[location] = max(end, locations.get(location, 0))
-    return Outline(any(output.name.startswith("logits") for output in model.graph.output), locations)
-
-
-def _external_place(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
-    """The file of a tensor's numbers, and where they end in it, in bytes."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    try:
-        place = entries["location"], int(entries.get("offset") or 0) + int(entries.get("length") or 0)
-    except (KeyError, ValueError) as error:
-        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
-    if min(int(entries.get(key) or 0) for key in ("offset", "length")) < 0:
-        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}")
-    return place
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """Tensors in the attributes of `nodes`, and in their graphs. For an attribute that is neither, protobuf gives an
-    empty tensor, which has no location."""
-    for attribute in (attribute for node in nodes for attribute in node.attribute):
-        yield from (*attribute.tensors, attribute.t)
-        for graph in (*attribute.graphs, attribute.g):
-            yield from _graph_tensors(graph)
-
-
-def _find_decoder(root: Path, onnx_file_name: str | None) -> tuple[Path, str]:
+def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
+    if component is not None:
+        if onnx_file_name is not None and component[0] != root / onnx_file_name:
+            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {_BY_USER} has the decoder '{component[0]}'")
+        return component
     if root.is_file():
         _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
@@ -242,10 +214,15 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
 
 
 def _returns_logits(graph: Path) -> bool:
+    outline = _readable(graph)
+    return outline is not None and outline.has_logits
+
+
+def _readable(graph: Path) -> Outline | None:
     try:
-        return read_outline(graph).has_logits
+        return read_outline(graph)
     except ModelError:
-        return False
+        return None
 
 
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
@@ -269,6 +246,11 @@ def _names(config: Path, decoder: Path) -> bool:
     named = config.parent / str(section.get("filename") or "")
     files = (named, *folders.pipeline_stages(config.parent, written).values())
     return any(file.is_file() and file.samefile(decoder) for file in files)
+
+
+def _tokenizer_candidates(given: Sequence[str | Path], own: Sequence[Path]) -> list[tuple[str, str]]:
+    found = [(str(place), "an additional candidate") for place in given]
+    return [*found, *(candidate for folder in dict.fromkeys(own) for candidate in _olive_tokenizers(folder))]
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:

@@ -15,11 +15,9 @@ from onnx import TensorProto, numpy_helper
 
 from olive_ext.errors import ModelError, listed
 from olive_ext.model.attention import graph_inputs, tensor_spec
-from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec, Modality
+from olive_ext.model.components import width_fits
+from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec, Modality, modality_of
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, GraphFiles, Role, TensorSpec
-
-_WORDS = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
-"""Parts of the names of an embedding graph's inputs for features."""
 
 _IDS = {
     Modality.IMAGE: ("image_token_id", "image_token_index"),
@@ -83,18 +81,10 @@ def _faults(encoders: Iterable[onnx.ModelProto], configs: Configs) -> tuple[str,
     return tuple(found)
 
 
-def modality_of(feature: str) -> Modality:
-    """The modality of an embedding graph's input. Raises `ModelError` for a name that tells none."""
-    found = [modality for modality, words in _WORDS.items() if any(word in feature.lower() for word in words)]
-    if len(found) != 1:
-        raise ModelError(f"the embedding graph's input '{feature}' is neither for pictures nor for sound, by its name")
-    return found[0]
-
-
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
     """The output that is the embedding graph's input: of its name, else the only one of its width and type."""
     outputs = {value.name: tensor_spec(value) for value in proto.graph.output}
-    fitting = [tensor for tensor in outputs.values() if _width_fits(tensor, feature)]
+    fitting = [tensor for tensor in outputs.values() if width_fits(tensor, feature)]
     named = outputs.get(feature.name)
     if named is not None and named not in fitting:
         raise ModelError(
@@ -108,12 +98,6 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
             f"'{feature.name}'"
         )
     return named or fitting[0]
-
-
-def _width_fits(tensor: TensorSpec, feature: TensorSpec) -> bool:
-    width = tensor.shape[-1] if tensor.shape else None
-    is_width = width == feature.shape[-1] or isinstance(width, str)
-    return len(tensor.shape) in (2, 3) and tensor.elem_type == feature.elem_type and is_width
 
 
 def _placeholder(

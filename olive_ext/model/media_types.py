@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from olive_ext.errors import ModelError
 from olive_ext.model.types import GraphFiles, TensorSpec
 
 
@@ -20,6 +21,22 @@ class Modality(str, Enum):
 
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""
+
+_WORDS = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
+"""Parts of the names of a graph's inputs."""
+
+
+def modalities_of(name: str) -> list[Modality]:
+    """What an input is for, as far as its name tells."""
+    return [modality for modality, words in _WORDS.items() if any(word in name.lower() for word in words)]
+
+
+def modality_of(feature: str) -> Modality:
+    """The modality of an embedding graph's input. Raises `ModelError` for a name that tells none."""
+    found = modalities_of(feature)
+    if len(found) != 1:
+        raise ModelError(f"the embedding graph's input '{feature}' is neither for pictures nor for sound, by its name")
+    return found[0]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import logging
 import mmap
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EngineConfig, ExecutionSettings
-from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_lines
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import plugin_devices
 from olive_ext.model.types import Provider
@@ -36,6 +37,7 @@ _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 a prompt. FlashAttention takes any length as it comes. Who sets the variable decides."""
 
 _KNOWN_ENTRY = b"session.disable_prepacking"
+_ENTRY = re.compile(rb"(?<=\0)((?:session|optimization|memory|mlas)\.[a-z0-9_.]{4,80})\0")
 
 _DEFAULTS = ExecutionSettings()
 
@@ -127,7 +129,7 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
-    _warn_of_unknown_entries(tuple(config.session_options))
+    _refuse_misspelt_entries(tuple(config.session_options))
     for key, value in config.session_options.items():
         options.add_session_config_entry(key, value)
     if folder is not None:
@@ -136,10 +138,11 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
 
 
 @lru_cache(maxsize=16)  # one model takes several sessions, and one warning
-def _warn_of_unknown_entries(names: tuple[str, ...]) -> None:
-    """Warns of session configuration entries whose names do not occur in ONNX Runtime's library, which takes any name
-    and has no list of them. Names of plugins (`ep.`) are not in there, nor what a compiler took apart: no refusal.
-    Silent where the library is of another build, in which a name that is surely known does not occur."""
+def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
+    """Raises `ConfigError` for a session configuration entry that is nearly one of ONNX Runtime's, and warns of other
+    ones that do not occur in its library, which ignores what it does not know and has no list of it. Names of plugins
+    (`ep.`) are not in there, nor what a compiler took apart: no refusal. Silent where the library is of another build,
+    in which a name that is surely known does not occur."""
     from onnxruntime.capi import onnxruntime_pybind11_state as library
 
     asked = [name for name in names if not name.startswith("ep.")]
@@ -149,6 +152,11 @@ def _warn_of_unknown_entries(names: tuple[str, ...]) -> None:
         if content.find(_KNOWN_ENTRY + b"\0") < 0:
             return
         unknown = [name for name in asked if content.find(name.encode() + b"\0") < 0]
+        known = [found[1].decode() for found in _ENTRY.finditer(content)] if unknown else []
+    for name in unknown:
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
+            said = f"'engine.session_options' has '{name}', which ONNX Runtime ignores"
+            raise ConfigError(f"{said}: did you mean '{near[0]}'?")
     if unknown:
         logger.warning(
             "engine.session_options: this ONNX Runtime has no entry %s, as far as can be told, and ignores such",

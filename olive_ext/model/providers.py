@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ProviderError, joined_lines
+from olive_ext.model.folders import GENAI_CONFIG
 from olive_ext.model.provider_table import CPU, TABLE, Row
 from olive_ext.model.types import Provider
 
@@ -68,10 +69,11 @@ def resolve_providers(
                 raise ProviderError(f"{missing}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
             logger.warning("%s; running without it", missing)
             continue
-        if row.name == CPU and asked_options and origin != "genai_config.json":
+        if row.name == CPU and asked_options:
             names_given = ", ".join(f"'{key}'" for key in asked_options)
+            given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
             raise ProviderError(
-                f"{CPU} takes no options, and was given {names_given}; threads are 'engine.num_threads'"
+                f"{CPU} takes no options, and was given {names_given}{given_by}; threads are 'engine.num_threads'"
             )
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
@@ -149,7 +151,7 @@ def _written(request: Any, handed_over: Any, genai_config: Mapping[str, Any] | N
         for entry in entries
         for name, options in entry.items()
     ]
-    return (written, "genai_config.json") if written else ([(CPU, {})], "default")
+    return (written, GENAI_CONFIG) if written else ([(CPU, {})], "default")
 
 
 def _pairs(value: Any, origin: str) -> list[Written]:

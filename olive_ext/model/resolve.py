@@ -19,9 +19,10 @@ from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.folders import GENAI_CONFIG
-from olive_ext.model.locate import Kind, locate, locate_hf, model_kind, read_graph
+from olive_ext.model.locate import Kind, locate, locate_hf, model_kind
 from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
 from olive_ext.model.ort_session import read_adapter
+from olive_ext.model.outline import read_graph
 from olive_ext.model.package_config import custom_operators_of, inside
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind
@@ -41,9 +42,13 @@ def resolve(
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
-    path, written, name, tokenizer = settings.place
+    path, written, name, tokenizer, components = settings.place
     kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
-    files = locate_hf(path, tokenizer) if kind == "hf" else locate(path, name, tokenizer, tokenizer_candidates)
+    files = (
+        locate_hf(path, tokenizer)
+        if kind == "hf"
+        else locate(path, name, tokenizer, tokenizer_candidates, dict(components))
+    )
     model = ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
     _ = model.custom_operators
     return model

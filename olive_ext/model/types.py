@@ -50,7 +50,7 @@ class ModelFiles:
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
 
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
-    """The other graphs that text needs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
+    """The other graphs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
 
 @dataclass(frozen=True)

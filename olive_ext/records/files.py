@@ -6,6 +6,7 @@
     index.json     facts, form and the chunks that have been written, each with its lengths and checksums
 
 A chunk counts once the index names it, and the index is replaced as a whole: what an interruption cuts off is dropped.
+A chunk that is found damaged keeps its place, so that the numbers in others stay right, and its items no longer count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from io import BufferedReader
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from olive_ext.records.cache_folder import open_own
 
 VERSION = 1
 INDEX = "index.json"
+DAMAGED = "is_damaged"
 Array = npt.NDArray[np.void]
 _BLOCK_BYTES = 1 << 20
 
@@ -42,8 +44,21 @@ class GrowingFiles:
         self._checked: dict[str, set[int]] = {name: set() for name in dtypes}
 
     def count(self, name: str) -> int:
-        """Number of valid items."""
+        """Number of items that have been written, also of damaged chunks: the number of the next one."""
         return sum(chunk["counts"][name] for chunk in self.chunks)
+
+    def drop_damaged(self) -> list[Path]:
+        """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
+        found = []
+        for name in self._dtypes:
+            ends = self._ends(name) * self._dtypes[name].itemsize
+            sound = [number for number, chunk in enumerate(self.chunks) if not chunk.get(DAMAGED)]
+            with self._opened(name) as file:
+                wrong = [chunk for chunk in sound if not self._is_sound(file, name, chunk, *ends[chunk : chunk + 2])]
+            for chunk in wrong:
+                self.chunks[chunk][DAMAGED] = True
+            found += [self.path(name)] if wrong else []
+        return found
 
     def path(self, name: str) -> Path:
         return self._folder / f"{name}.bin"
@@ -53,13 +68,13 @@ class GrowingFiles:
 
         Read, not mapped: pages of a map that have been touched would count as this process's memory.
         """
-        places = np.arange(self.count(name)) if numbers is None else np.asarray(numbers, np.int64)
+        ends = self._ends(name)
+        places = self._valid(ends) if numbers is None else np.asarray(numbers, np.int64)
         items = np.empty(len(places), self._dtypes[name])
         if not len(places):
             return items
-        ends = np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
         size = self._dtypes[name].itemsize
-        with self._open(name) as file:
+        with self._opened(name) as file:
             for chunk in np.unique(np.searchsorted(ends, places, "right") - 1).tolist():
                 self._check(file, name, chunk, int(ends[chunk]) * size, int(ends[chunk + 1]) * size)
             begins = np.flatnonzero(np.diff(places, prepend=places[0] - 2) != 1)
@@ -84,29 +99,38 @@ class GrowingFiles:
             chunk["checksums"][name] = zlib.crc32(content)
         self.chunks.append(chunk)
 
-    def _open(self, name: str) -> BufferedReader:
-        """Opens a file after checking that it has at least the length in the index."""
-        path, needed = self.path(name), self.count(name) * self._dtypes[name].itemsize
-        size = path.stat().st_size if path.exists() else 0
-        if size < needed:
-            raise RecordsError(f"'{path}' is damaged: {size} bytes, of {needed}; {_remedy(path)}")
+    def _ends(self, name: str) -> npt.NDArray[np.int64]:
+        """The number of the first item of each chunk, and behind them the number of the next one."""
+        return np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
+
+    def _valid(self, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers of the items of all chunks but the damaged ones."""
+        parts = zip(ends, ends[1:], self.chunks, strict=False)
+        sound = [np.arange(first, end) for first, end, chunk in parts if not chunk.get(DAMAGED)]
+        return np.concatenate([np.empty(0, np.int64), *sound])
+
+    def _opened(self, name: str) -> BufferedIOBase:
+        """The file, or an empty one where there is none. Raises `RecordsError` where it cannot be read."""
+        path = self.path(name)
+        if not path.exists() and not path.is_symlink():
+            return BytesIO()
         try:
             return open(path, "rb", opener=open_own)
         except OSError as error:
             raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
 
-    def _check(self, file: BufferedReader, name: str, chunk: int, start: int, stop: int) -> None:
+    def _check(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> None:
         """Compares a chunk's checksum once; `start` and `stop` are its bytes."""
-        if chunk in self._checked[name]:
-            return
-        checksum = 0
-        file.seek(start)
-        for begin in range(start, stop, _BLOCK_BYTES):
-            checksum = zlib.crc32(file.read(min(_BLOCK_BYTES, stop - begin)), checksum)
-        if checksum != self.chunks[chunk]["checksums"][name]:
+        if chunk not in self._checked[name] and not self._is_sound(file, name, chunk, start, stop):
             path = self.path(name)
             raise RecordsError(f"'{path}' is damaged: part {chunk} is not what was written; {_remedy(path)}")
         self._checked[name].add(chunk)
+
+    def _is_sound(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> bool:
+        checksum, place = 0, file.seek(start)
+        while content := file.read(min(_BLOCK_BYTES, stop - place)):
+            checksum, place = zlib.crc32(content, checksum), place + len(content)
+        return bool(place == stop and checksum == self.chunks[chunk]["checksums"][name])
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

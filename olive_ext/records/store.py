@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,8 @@ from typing_extensions import Self
 from olive_ext.errors import ConfigError, RecordsError, RunError
 from olive_ext.records.cache_folder import make_own_folder
 from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
+
+logger = logging.getLogger(__name__)
 
 WHOLE_VOCABULARY = 2048
 """Up to this many tokens a record holds all of them, and what is computed from it is exact."""
@@ -128,6 +131,8 @@ class Records:
         self._lock = _lock(folder) if writes else None
         dtypes = {"records": form.dtype, "targets": TARGET, "requests": REQUEST}
         self._files = GrowingFiles(folder, dtypes, chunks)
+        if writes:
+            self._drop_damaged()
         self._requests = self._sorted_requests()
         self._fresh: dict[bytes, Array] = {}
         self._records: list[Array] = []
@@ -206,7 +211,7 @@ class Records:
         }
         try:
             self._files.append(chunk)
-            write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
+            self._write_index()
         except OSError as error:
             raise RunError(f"the records in '{self.folder}' cannot be written: {error}") from error
         self._fresh, self._records, self._num_fresh = {}, [], 0
@@ -230,6 +235,17 @@ class Records:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write_index(self) -> None:
+        write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
+
+    def _drop_damaged(self) -> None:
+        """Leaves the requests of damaged chunks out, to be recorded again, and says so."""
+        if damaged := self._files.drop_damaged():
+            num_requests = len(self._files.read("requests"))
+            text = "%s: damaged parts are recorded again; the %d requests in the others are used"
+            logger.warning(text, ", ".join(f"'{path}'" for path in damaged), num_requests)
+            self._write_index()
 
     def _sorted_requests(self) -> Array:
         return np.sort(self._files.read("requests"), order=("high", "low"))

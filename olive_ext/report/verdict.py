@@ -58,10 +58,12 @@ def verdict(comparison: Comparison) -> Verdict:
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence = comparison.overall_divergence()
     figures, documents = tuple(_figures(comparison, divergence)), sum(comparison.documents().values())
-    if not figures:
-        return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
+    if not figures and comparison.missing:
+        return Verdict("cannot_tell", f"nothing was compared: {comparison.missing} requests have no answer")
+    if not figures:
+        return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     band = None if divergence is None else band_of(divergence)
     certain = list(_certain(comparison.certainty))
     against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]

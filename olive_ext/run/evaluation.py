@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_folders import task_folders
+from olive_ext.backends.task_names import refuse_unknown
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError
+from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -51,7 +53,9 @@ def evaluate(
     log_folder, models = _log_folder(config), Models(config, progress)
     if lm is None:
         _refuse_missing(config, models)
-    with logged_run(Path(config.model.path).name, config.model_dump(mode="json", exclude_unset=True)) as run:
+    described = config.model_dump(mode="json", exclude_unset=True)
+    on_hub = asked_where_it_answers(models.names() if lm is None else ())
+    with on_hub, logged_run(Path(config.model.path).name, described) as run:
         report, write_logs = _evaluate(models, lm, log_folder)
         report = _named(report, names or Names())
         try:
@@ -129,8 +133,7 @@ def check_complete(report: Report, on_error: str) -> None:
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
     imported for seconds."""
-    asked_tasks(config)
-    task_folders(config.include_path)
+    refuse_unknown(asked_tasks(config), task_folders(config.include_path))
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
     if config.reference is not None:

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,6 +26,11 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
 _MAX_PARAMS, _MAX_METRICS = 100, 1000
 """MLflow's limits of one request."""
+
+_OUTPUTS = ("output_dir", "sample_log_dir", "records_dir", "use_cache")
+
+_NOT_ENDED = "attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
+"""Runs of killed processes are RUNNING for ever, those of interrupted ones KILLED."""
 
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -49,6 +54,9 @@ class LoggedRun:
 
     files: list[Path] = field(default_factory=list)
     """Further artifacts of the run, logged when it ends."""
+
+    children: set[str] = field(default_factory=set)
+    """Digests of the keys of those begun inside it."""
 
     def log(self, report: Report, folder: str | None = None, samples: str | None = None) -> None:
         """Logs the report: params, metrics, tags, its files and sample logs; its metrics on the parent, too, as a step.
@@ -88,9 +96,9 @@ def logged_run(
 ) -> Iterator[LoggedRun]:
     """A run for the block where MLFLOW_TRACKING_URI is set; one inside a parent's block is its child.
 
-    A run of the same `key` that was not ended, and under the same parent any, is gone on with; so is the run that
-    MLFLOW_RUN_ID names, as a job on Azure ML has it. MLflow's own variables name experiment and credentials. `mlflow`
-    stands in for the module.
+    A run of the same `key` that was killed or interrupted, and under the same parent any, is gone on with; so is the
+    run that MLFLOW_RUN_ID names, as a job on Azure ML has it. MLflow's own variables name experiment and credentials.
+    `mlflow` stands in for the module.
     """
     run = LoggedRun(parent=_workflow.get())
     if os.environ.get(VARIABLE):
@@ -115,15 +123,28 @@ def logged_run(
                 run.mlflow.end_run(status)
 
 
+def log_cached(read: Callable[[], Report]) -> None:
+    """A run for an evaluation that the workflow took from a cache; none where this workflow has one for it already.
+    `read` gives its report."""
+    parent = _workflow.get()
+    if parent is None or parent.run_id is None:
+        return
+    with _warned("an earlier evaluation is not in MLflow"):
+        report = read()
+        if _digest(report.config) not in parent.children:
+            with logged_run(model_name(report), report.config, mlflow=parent.mlflow) as run:
+                run.log(report, samples=report.config.get("sample_log_dir"))
+
+
 def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
     """Starts the run, or the one that it goes on with; returns its id."""
     mlflow, active = run.mlflow, run.mlflow.active_run()
     if active is None and os.environ.get("MLFLOW_RUN_ID"):
         return str(mlflow.start_run().info.run_id)
-    facts = {"key": dict(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    is_child = active is not None
-    siblings = f"tags.`mlflow.parentRunId` = '{active.info.run_id}'" if is_child else "attributes.status = 'RUNNING'"
+    digest, is_child = _digest(key), active is not None
+    if run.parent is not None:
+        run.parent.children.add(digest)
+    siblings = f"tags.`mlflow.parentRunId` = '{active.info.run_id}'" if is_child else _NOT_ENDED
     known = mlflow.search_runs(filter_string=siblings, max_results=1000, output_format="list")
     found = next((one for one in known if one.data.tags.get(KEY) == digest), None)
     if found is not None:
@@ -135,6 +156,19 @@ def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
     return str(begun.info.run_id)
 
 
+def _digest(key: Mapping[str, Any]) -> str:
+    facts = {"key": _without_outputs(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _without_outputs(value: Any) -> Any:
+    """Settings without the folders that are written to: Olive makes these absolute once they exist, so that a second
+    run would be unlike the first."""
+    if isinstance(value, Mapping):
+        return {name: _without_outputs(item) for name, item in value.items() if name not in _OUTPUTS}
+    return [_without_outputs(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 @contextmanager
 def _warned(what: str) -> Iterator[None]:
     """Turns every failure of the block into a warning: a server's trouble is not the evaluation's."""
@@ -142,7 +176,7 @@ def _warned(what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         logger.warning("%s: %s is set, but %s; get it with: %s", what, VARIABLE, error, _INSTALL)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever a server, or a store on disk, throws
         logger.warning("%s: %s: %s", what, type(error).__name__, " ".join(str(error).split())[:300])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,11 @@ class Models:
     def given_reference(self) -> ResolvedModel:
         """The reference as it was given."""
         return resolve(self.given.settings.of_reference(self.config.reference_patch()))
+
+    def names(self) -> Iterator[str]:
+        """What was written for the models and their tokenizers: paths, or names on the hub."""
+        for model in (self.given, self.given_reference) if self.config.reference is not None else (self.given,):
+            yield from (model.settings.model, str(model.files.tokenizer))
 
     def _as_run(self, model: ResolvedModel) -> ResolvedModel:
         reference = self.config.reference

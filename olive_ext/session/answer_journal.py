@@ -6,12 +6,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from olive_ext.engine.media import media_key
-from olive_ext.engine.requests import FinishReason, Generation, Request, Result, source_key
+from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Request, Result, source_key
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.records.journal import Journal
 from olive_ext.session.executor import Executor, Lost
@@ -132,7 +133,9 @@ def answer_key(request: Request) -> bytes:
 def _decided(generation: Generation | None) -> str:
     if generation is None:
         return ""
-    return f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {generation.sampling} {generation.stops!r}"
+    beams = "" if generation.beams is None else f" {generation.beams}"
+    sampling, stops = generation.sampling, generation.stops
+    return f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}{beams}"
 
 
 def written(result: Result) -> dict[str, Any]:
@@ -142,6 +145,8 @@ def written(result: Result) -> dict[str, Any]:
         made = {"tokens": result.tokens, "finish_reason": result.finish_reason.value, "stop_id": result.stop_id}
     if result.logprobs:
         made |= {"logprobs": result.logprobs, "is_greedy": [int(value) for value in result.is_greedy]}
+    if result.hypotheses:
+        made["hypotheses"] = [{**asdict(one), "finish_reason": one.finish_reason.value} for one in result.hypotheses]
     if result.notes is not None:
         made["compared"] = base64.b64encode(result.notes.tobytes()).decode()
     return made
@@ -157,4 +162,8 @@ def read_result(written: dict[str, Any]) -> Result:
         FinishReason(written.get("finish_reason", FinishReason.SCORED.value)),
         written.get("stop_id"),
         None if notes is None else np.frombuffer(base64.b64decode(notes), COMPARED).copy(),
+        hypotheses=tuple(
+            Hypothesis(tuple(one["tokens"]), one["score"], FinishReason(one["finish_reason"]), one["stop_id"])
+            for one in written.get("hypotheses", ())
+        ),
     )

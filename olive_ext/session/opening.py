@@ -24,6 +24,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
@@ -75,6 +76,7 @@ def open(
     trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     onnx_file_name: str | None = None,
+    components: Mapping[str, str] | None = None,
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
@@ -97,7 +99,9 @@ def open(
     """
     settings = ModelSettings.of({name: value for name, value in locals().items() if name in ModelSettings.model_fields})
     _refuse_both(reference, record_to)
-    return open_model(resolve(settings), reference, record_to)
+    resolved = resolve(settings)
+    with asked_where_it_answers((resolved.settings.model, str(resolved.files.tokenizer))):
+        return open_model(resolved, reference, record_to)
 
 
 def open_model(

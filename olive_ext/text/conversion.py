@@ -22,6 +22,7 @@ from olive_ext.media.sound import SoundProcessor
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.placeholders import MediaText, cut_media, with_images
 from olive_ext.text.requests import (
+    GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
     Prompt,
@@ -154,13 +155,18 @@ def convert_generation(
         sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
         is_finished=checker if request.stop else None,
         stops=tuple(request.stop),
+        beams=request.beams,
     )
+    if len(sources) > 1 and request.num_return_sequences > 1:
+        raise TaskError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
         text = checker.text(results[0].tokens) if len(results) == 1 else text
         tokens = tuple(token for result in results for token in result.tokens)
-        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id)
+        best = results[0].hypotheses if len(results) == 1 else ()
+        sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
+        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences)
 
     requests = tuple(Request(kept, generation=generation, source=source, media=found) for source in sources)
     return Converted(requests, output, len(kept) < len(tokens))

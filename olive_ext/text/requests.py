@@ -10,12 +10,12 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import FinishReason
+from olive_ext.engine.requests import Beams, FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import Compared
 
@@ -43,6 +43,19 @@ class GenerationRequest:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    num_beams: int = 1
+    """Sequences that a beam search follows, as in transformers; 1 is greedy, or drawn with a `temperature`."""
+
+    length_penalty: float = 1.0
+    """With beams: a sequence's sum of log-probabilities is divided by its length to this power."""
+
+    early_stopping: bool | Literal["never"] = False
+    """With beams: True ends the search with `num_beams` finished sequences, False when no other is likely to be better,
+    "never" when none can be."""
+
+    num_return_sequences: int = 1
+    """With beams: how many of the finished sequences come back, at most `num_beams`."""
+
     add_generation_prompt: bool = True
     """For chat messages: open an assistant turn. False continues the last message instead."""
 
@@ -74,6 +87,30 @@ class GenerationRequest:
             raise ConfigError(f"'temperature' = {self.temperature!r}: a number of at least 0 (0 is greedy)")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"'top_p' = {self.top_p!r}: a number above 0 and at most 1 (1 turns it off)")
+        self._check_beams()
+
+    @property
+    def beams(self) -> Beams | None:
+        """The beam search; None for one beam."""
+        wanted = self.length_penalty, self.early_stopping, self.num_return_sequences
+        return None if self.num_beams == 1 else Beams(self.num_beams, *wanted)
+
+    def _check_beams(self) -> None:
+        _at_least("num_beams", self.num_beams, 1, " (1 is no beam search)")
+        _at_least("num_return_sequences", self.num_return_sequences, 1)
+        if self.num_return_sequences > self.num_beams:
+            raise ConfigError(
+                f"'num_return_sequences' = {self.num_return_sequences}: at most 'num_beams', which is {self.num_beams}"
+            )
+        if not (_is_number(self.length_penalty) and math.isfinite(self.length_penalty)):
+            raise ConfigError(f"'length_penalty' = {self.length_penalty!r}: a number (1 divides by the length)")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ConfigError(f"'early_stopping' = {self.early_stopping!r}: true, false or \"never\"")
+        if self.num_beams > 1 and self.temperature:
+            raise ConfigError(
+                f"'num_beams' = {self.num_beams} with 'temperature' = {self.temperature}: beams are not drawn; give a "
+                "temperature of 0, or 1 beam"
+            )
 
 
 @dataclass(frozen=True)
@@ -121,6 +158,18 @@ class RollingRequest:
 
 
 @dataclass(frozen=True)
+class GeneratedSequence:
+    """One of the sequences of a beam search, with the fields of a `GenerationOutput`. `score`: the sum of its
+    log-probabilities in nats, over its length to the power `length_penalty`."""
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+    stop_id: int | None = None
+
+
+@dataclass(frozen=True)
 class GenerationOutput:
     """`text` without special tokens, cut before the first stop; `tokens` as generated, those of the stop included."""
 
@@ -129,6 +178,9 @@ class GenerationOutput:
     finish_reason: FinishReason
     stop_id: int | None = None
     """The token that ended the text, where the model wrote one of its stop ids; it is not among `tokens`."""
+
+    sequences: tuple[GeneratedSequence, ...] = ()
+    """With beams the best `num_return_sequences`, best first: the first one is also this output's own."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 Traits = Mapping[str, Any]
 
+_TOGETHER = 256
+"""Texts that are encoded at once: enough for all cores, few enough for what the library notes of each token."""
+
 _PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "  leading, double  and trailing spaces  ",
@@ -50,6 +53,7 @@ def load_tokenizer(
     load: Any = AutoTokenizer.from_pretrained
     try:
         hf = load(where, trust_remote_code=trust_remote_code)
+        hf.encode("a")  # some files can be loaded, and not be used
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
@@ -77,7 +81,7 @@ class Tokenizer:
 
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
-        self._numbers: dict[int, int] = {}
+        self._shared_ids: dict[int, int] = {}
 
     def refuse_smaller_vocabulary(self, vocab_size: int, model: str) -> None:
         """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
@@ -126,7 +130,7 @@ class Tokenizer:
         for (adds, forces_bos), alike in kinds.items():
             encoded = self._encode_alike(alike, adds)
             found.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
-        shared = self._numbers.setdefault
+        shared = self._shared_ids.setdefault
         return {text: [shared(number, number) for number in ids] for text, ids in found.items()}
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
@@ -136,9 +140,15 @@ class Tokenizer:
         direct = len(texts) - 1 if _is_fast(self.hf) else 0
         first = texts[: len(texts) - direct]
         yield from self.hf(first, add_special_tokens=adds, return_attention_mask=False, verbose=False)["input_ids"]
-        if direct:
+        for begin in range(len(first), len(texts), _TOGETHER):
             encode = self.hf.backend_tokenizer.encode_batch_fast
-            yield from (encoding.ids for encoding in encode(texts[len(first) :], add_special_tokens=adds))
+            for encoding in encode(texts[begin : begin + _TOGETHER], add_special_tokens=adds):
+                yield list(map(self._numbers.__getitem__, encoding.ids))
+
+    @functools.cached_property
+    def _numbers(self) -> list[int]:
+        """Every token id. Ids that a library makes are objects of 32 bytes each; those of many texts are these."""
+        return list(range(1 + max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder))))
 
     def _specials(self, text: str, add_special_tokens: bool | None) -> tuple[bool, bool]:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""

@@ -18,6 +18,8 @@ from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
+from olive_ext.report import from_json
+from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
@@ -190,6 +192,8 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     signal = proceed(model_id=f"{model_id}{evaluation.suffix}")
     if signal is not None:
         logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
+        if (report := evaluation.report) is not None:
+            log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
     return signal
 
 

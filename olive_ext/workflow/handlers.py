@@ -15,11 +15,17 @@ from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
-from olive_ext.model.locate import read_outline
+from olive_ext.model.components import find_parts, settle
+from olive_ext.model.outline import Outline, read_outline
 from olive_ext.run.model_arguments import refuse_arguments
 from olive_ext.workflow.current_run import input_model_path, logger, running
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
+_COMPONENT_NAMES = {"embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
+"""mobius's names of a composite model's components, by what these do."""
+
+_COMPONENTS = "olive_ext_components"
+"""Attribute of a decoder's handler: the other components' files by what they do."""
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
@@ -35,12 +41,13 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     if getattr(model, "use_ort_extensions", False):
         raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
     path, name = _place(model)
-    which = ModelSettings(model=str(path), kind="onnx", onnx_file_name=name, tokenizer=settings.tokenizer)
+    where = {"onnx_file_name": name, "components": (model.model_attributes or {}).get(_COMPONENTS, {})}
+    which = ModelSettings(model=str(path), kind="onnx", tokenizer=settings.tokenizer, **where)
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     values = {
         **written(settings),
         **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),
-        "model": {"path": str(path), "kind": "onnx", "onnx_file_name": name},
+        "model": {"path": str(path), "kind": "onnx", **where},
         "tokenizer": files.tokenizer,
     }
     return EvaluationConfig.parse(values)
@@ -102,24 +109,18 @@ def text_decoder(model: Any) -> Any:
     """
     components = dict(model.get_model_components())
     onnx_parts = {name: part for name, part in components.items() if isinstance(part, ONNXModelHandler)}
+    outlines = {name: read_outline(Path(part.model_path)) for name, part in onnx_parts.items()}
+    graphs = [name for name, outline in outlines.items() if outline.has_logits]
+    named = [name for name in _DECODER_NAMES if name in graphs]
+    chosen = next(iter([*named, *graphs]), None) if named or len(graphs) == 1 else None
+    parts = _parts(chosen, onnx_parts, outlines) if chosen is not None else {}
     root = model.get_resource("model_path")
     folders = [*([Path(root)] if root else []), *(file.parent for file in additional_files(model.model_attributes))]
     for folder in folders:
-        if (folder / "genai_config.json").is_file():
-            package = ModelSettings(model=str(folder), kind="onnx")
-            files = resolve(package, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
-            name = files.decoder.relative_to(files.directory).as_posix()
-            same = (part for part in onnx_parts.values() if Path(part.model_path).resolve() == files.decoder.resolve())
-            return ONNXModelHandler(
-                str(files.directory),
-                onnx_file_name=name,
-                inference_settings=getattr(next(same, None), "inference_settings", None),
-                model_attributes=model.model_attributes,
-            )
-    graphs = {name: part for name, part in onnx_parts.items() if read_outline(Path(part.model_path)).has_logits}
-    named = [graphs[name] for name in _DECODER_NAMES if name in graphs]
-    if named or len(graphs) == 1:
-        return [*named, *graphs.values()][0]
+        if (folder / "genai_config.json").is_file() and (found := _in_package(model, folder, onnx_parts, parts)):
+            return found
+    if chosen is not None:
+        return _with_components(model, onnx_parts[chosen], parts)
     listed = ", ".join(components)
     raise ModelError(
         f"several components of the composite model return logits ({', '.join(graphs)}); "
@@ -127,6 +128,46 @@ def text_decoder(model: Any) -> Any:
         if graphs
         else f"no component of the composite model is a text decoder: none of {listed} returns logits"
     )
+
+
+def _parts(decoder: str, handlers: Mapping[str, ONNXModelHandler], outlines: Mapping[str, Outline]) -> dict[str, str]:
+    """The files of the other components by what they do for the component `decoder`."""
+    files = {name: Path(part.model_path).resolve() for name, part in handlers.items() if name != decoder}
+    known = find_parts(outlines[decoder], {file: outlines[name] for name, file in files.items()})
+    named = {
+        _COMPONENT_NAMES[name]: (file, f"the component's name '{name}'")
+        for name, file in files.items()
+        if name in _COMPONENT_NAMES and known
+    }
+    return {part: str(file) for part, (file, _) in settle(named, known).items()}
+
+
+def _in_package(
+    model: Any, folder: Path, handlers: Mapping[str, ONNXModelHandler], parts: Mapping[str, str]
+) -> ONNXModelHandler | None:
+    """The decoder as genai_config.json in `folder` names it; None where components are other files than those of that
+    package: it is what they were made from."""
+    which = ModelSettings(model=str(folder), kind="onnx")
+    files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
+    same = [part for part in handlers.values() if Path(part.model_path).resolve() == files.decoder.resolve()]
+    own = {str(companion.graph.resolve()) for companion in files.companions.values()}
+    if handlers and (not same or not own.issuperset(parts.values())):
+        return None
+    return ONNXModelHandler(
+        str(files.directory),
+        onnx_file_name=files.decoder.relative_to(files.directory).as_posix(),
+        inference_settings=getattr(next(iter(same), None), "inference_settings", None),
+        model_attributes=model.model_attributes,
+    )
+
+
+def _with_components(model: Any, decoder: ONNXModelHandler, parts: Mapping[str, str]) -> ONNXModelHandler:
+    """The decoder's handler; where it needs other components, one that says which these are."""
+    if not parts:
+        return decoder
+    attributes = {**(model.model_attributes or {}), **(decoder.model_attributes or {}), _COMPONENTS: dict(parts)}
+    settings = getattr(decoder, "inference_settings", None)
+    return ONNXModelHandler(decoder.model_path, inference_settings=settings, model_attributes=attributes)
 
 
 def label(path: str) -> str:

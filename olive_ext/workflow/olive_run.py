@@ -64,7 +64,7 @@ def _logged(engine: Any, run: Run) -> Iterator[None]:
         yield
         return
     passes = {name: [item.to_json() for item in items] for name, items in (engine.input_passes_configs or {}).items()}
-    key = {"input_model": run.input_model.to_json(), "passes": passes, "output_dir": str(run.output_dir)}
+    key = {"input_model": run.input_model.to_json(), "passes": passes, "written_to": str(run.output_dir)}
     with logged_run(run.artifacts.name, key, is_parent=True) as logged:
         logged.files += [run.artifacts / name for name in ("chain.md", "chain.json", "metrics.json", "footprint.json")]
         yield

@@ -22,11 +22,12 @@ from olive.passes.pass_config import PassConfigParam
 
 from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
-from olive_ext.model.locate import read_outline
+from olive_ext.model.outline import read_outline
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
@@ -131,9 +132,11 @@ def _kept_whole(model: Any) -> Any:
 
 
 def _costs(settings: WorkflowSettings) -> list[str]:
-    """The costs in each row of a chain's table; no speed where the reference is open next to the model and slows it."""
+    """The costs in each row of a chain's table; no speed where nothing runs, or where the reference is open next to
+    the model and slows it."""
     is_resident = settings.reference is not None and settings.reference.mode == "resident"
-    return [SIZE_ON_DISK] if is_resident else [SIZE_ON_DISK, TOKENS_PER_SECOND]
+    has_run = any(task not in COSTS for task in settings.tasks)
+    return [SIZE_ON_DISK, TOKENS_PER_SECOND] if has_run and not is_resident else [SIZE_ON_DISK]
 
 
 def _write_beside(report: Report, folder: Path, carried: list[Path]) -> list[Path]:
@@ -176,6 +179,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
+        log_cached(lambda: reports[-1])
         found = chain_steps(reports)
         if not run.is_search:
             write_chain(found, run.artifacts)

@@ -1,11 +1,12 @@
 """Registers the evaluator and the pass with Olive, hooks them into Olive's engine, and mends what Olive 0.13 gets wrong
-for them. Other evaluators and passes keep Olive's behaviour. Knows no model."""
+for them and for `OnnxConversion`. Other evaluators and passes keep Olive's behaviour. Knows no model."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from olive.engine import Engine
@@ -62,6 +63,7 @@ def register() -> None:
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
+    wrap_once(OlivePackageConfig, "import_pass_module", import_pass_module)
     wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
     wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)
@@ -106,6 +108,35 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
         supported_quantization_encodings=["*"],
         run_on_target=True,
     )
+
+
+def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """Olive's class of a pass, and `OnnxConversion` mended: its module imports torch, so not before it is needed."""
+    found = proceed()
+    if found.__module__ == "olive.passes.onnx.conversion":
+        mend_conversion(sys.modules[found.__module__])
+    return found
+
+
+def mend_conversion(module: Any) -> None:
+    """Has `OnnxConversion` export decoders with torch.export, once.
+
+    torch wants the shapes of an object's tensors in the order of its fields. Olive 0.13 gives those of a KV cache by
+    the fields' names, and every export of a decoder fails ("Node type mismatch").
+    """
+    name = "_convert_dynamic_shapes_for_dynamic_cache"
+    original = getattr(module, name, None)
+    if original is None or getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def replacement(dynamic_shapes: dict[str, Any]) -> dict[str, Any]:
+        found = original(dynamic_shapes)
+        past = found.get("past_key_values")
+        return {**found, "past_key_values": list(past.values())} if isinstance(past, Mapping) else found
+
+    setattr(replacement, _MARK, True)
+    setattr(module, name, replacement)
 
 
 def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import Request
+from olive_ext.engine.requests import Beams, Request
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionError, TaskError
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
 from tests.text.tiny import byte_level
@@ -150,7 +150,10 @@ def test_repeats_of_a_sampled_request_differ_and_come_again() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "named"),
     [
-        ({"num_beams": 4}, "num_beams"),
+        ({"num_beams": 0}, "'num_beams' = 0: give a positive integer"),
+        ({"num_beams": 2, "do_sample": True, "temperature": 0.7}, "'num_beams' = 2 with 'do_sample'"),
+        ({"num_beams": 2, "early_stopping": "maybe"}, "'early_stopping' = 'maybe'"),
+        ({"num_beams": 2, "num_return_sequences": 2}, "'num_return_sequences' = 2"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
         ({"max_gen_toks": 0}, "max_gen_toks"),
         ({"max_gen_toks": MAX_LENGTH}, "max_gen_toks"),
@@ -162,6 +165,16 @@ def test_generation_settings_that_cannot_be_followed_are_refused(kwargs: dict[st
     with pytest.raises(OliveExtError, match=named):
         generate(ort_lm(engine=engine), kwargs, "the")
     assert engine.requests == []
+
+
+def test_settings_of_a_beam_search_reach_the_engine_and_are_not_read_without_one() -> None:
+    engine = ForwardEngine()
+    lm = ort_lm(engine=engine)
+    rest = {"length_penalty": "0.5", "early_stopping": "never", "max_gen_toks": 3}
+    generate(lm, {"num_beams": "4", **rest}, "the")
+    generate(lm, {"num_beams": 1, **rest}, "the")
+    searches = [request.generation.beams for request in engine.requests if request.generation]
+    assert searches == [Beams(4, 0.5, "never"), None]
 
 
 def test_gen_kwargs_stay_as_they_were() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,10 @@ def recipe(folder: Path, **changes: Any) -> str:
     return "recipe.json"
 
 
-def ends(folder: Path, *argv: str) -> tuple[int, list[str]]:
+def ends(folder: Path, *argv: str, **environment: str) -> tuple[int, list[str]]:
     """Status and the lines of stderr of `olive-ext` in a process of its own, in `folder`."""
     command = [sys.executable, "-c", SCRIPT, *argv]
-    paths = {"PYTHONPATH": str(IN_CLONE.parents[1]), "PATH": ""}
+    paths = {"PYTHONPATH": str(IN_CLONE.parents[1]), "PATH": "", **environment}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
     return done.returncode, done.stderr.splitlines()
 
@@ -48,6 +51,7 @@ def ends(folder: Path, *argv: str) -> tuple[int, list[str]]:
         (["evaluate", "nowhere", *TASKS], "model path 'nowhere' does not exist"),
         (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], "model path 'gone/it' does not exist"),
         (["evaluate", MODEL, "--tasks", "a", "--include-path", "gone"], "'include_path' = 'gone': no such folder"),
+        (["evaluate", MODEL, "--tasks", "hellaswagg"], "unknown task 'hellaswagg': did you mean 'hellaswag'"),
         (["evaluate", MODEL, *TASKS, "--limit", "x"], "'limit' = 'x': give a positive integer or a number between"),
         (["bench", "nowhere", *TASKS, "--output", "out"], "model path 'nowhere' does not exist"),
         (["evalution", "gone.yaml"], "'gone.yaml': no such file"),
@@ -69,6 +73,7 @@ def test_mistake_on_the_command_line(tmp_path: Path, argv: list[str], line: str)
         ({"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
         ({"include_path": "gone"}, "'evaluators.quickstart.include_path' = 'gone': does not exist"),
         ({"input_model": {"type": "HfModel", "model_path": "./gone"}}, "'input_model.model_path' = './gone': no such"),
+        ({"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise': did you"),
         ({"evaluator": "other"}, "'evaluator' = 'other': not in 'evaluators', which has quickstart"),
     ],
 )
@@ -77,6 +82,49 @@ def test_mistake_in_a_recipe(tmp_path: Path, changes: dict[str, Any], line: str)
     status, (said, imported) = ends(tmp_path, "run", "--config", recipe(tmp_path, **changes))
     assert status == 2
     assert said.startswith(f"olive-ext: error: {line}")
+    assert imported == "imported:"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a hub that takes no connection and refuses none, as behind a firewall: its queue is full."""
+    with ExitStack() as open_sockets:
+        server = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):
+            client = open_sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def refusing() -> str:
+    """The address of a hub where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+MODEL_ON_HUB = ["evaluate", "some-owner/some-model", *TASKS]
+REFERENCE_ON_HUB = ["evaluate", MODEL, *TASKS, "--reference", "some-owner/some-model"]
+TOKENIZER_ON_HUB = ["evaluate", MODEL, *TASKS, "--set", "tokenizer=some-owner/some-model"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hub", "reason"),
+    [
+        (MODEL_ON_HUB, "silent", "no answer from 127.0.0.1 in 1 s"),
+        (REFERENCE_ON_HUB, "refusing", "Connection refused"),
+        (TOKENIZER_ON_HUB, "offline", "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_name_on_a_hub_that_does_not_answer(
+    tmp_path: Path, argv: list[str], hub: str, reason: str, request: pytest.FixtureRequest
+) -> None:
+    network = {"HF_HUB_OFFLINE": "1"} if hub == "offline" else {"HF_ENDPOINT": request.getfixturevalue(hub)}
+    status, (said, imported) = ends(tmp_path, *argv, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network)
+    assert status == 2
+    assert said.startswith("olive-ext: error: 'some-owner/some-model' is no file or folder here")
+    assert said.endswith(f" cannot be asked: {reason}")
     assert imported == "imported:"
 
 

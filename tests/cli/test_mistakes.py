@@ -48,6 +48,10 @@ class Place:
         self.argv[3], self.argv[5] = "mine", folder
         return self
 
+    def tasks_are(self, name: str) -> Place:
+        self.argv[3] = name
+        return self
+
     def also(self, *more: object) -> Place:
         self.argv += more
         return self
@@ -142,6 +146,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.also("--provider", "cpu", "--provider-option", "bogus=1"),
         "takes no options, and was given 'bogus'",
     ),
+    "options of the CPU in the package": (
+        lambda p: p.genai(decoder={"session_options": {"provider_options": [{"cpu": {"arena": "1"}}]}}),
+        "takes no options, and was given 'arena' in genai_config.json",
+    ),
+    "misspelt session option": (
+        lambda p: p.also("--set", 'engine.session_options={"session.set_denormal_as_zer": "1"}'),
+        "'session.set_denormal_as_zer', which ONNX Runtime ignores: did you mean 'session.set_denormal_as_zero'",
+    ),
+    "misspelt task": (lambda p: p.tasks_are("tiny_choise"), "unknown task 'tiny_choise': did you mean 'tiny_choice'"),
     "provider that is not here": (
         lambda p: p.also("--provider", "cuda"),
         "CUDAExecutionProvider .* is not in this build",

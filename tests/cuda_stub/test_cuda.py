@@ -20,7 +20,7 @@ from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import Divergence
-from olive_ext.engine.step import LogitsRow, Row, Step
+from olive_ext.engine.step import Copy, LogitsRow, Row, Step
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.records import Form
@@ -129,6 +129,43 @@ def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_
     assert found.bytes_to_host == SLOTS * 8
     assert found.copies_to_device <= 8
     assert found.bytes_to_device <= 1_200
+
+
+CANDIDATE_LAUNCHES, FORK_LAUNCHES = 11, {"rows": 0, "packed": 8}
+"""Launches that find a step's candidates, and those that make all its forks in place: slots are copied without a
+kernel, half filled blocks of four tensors by one run."""
+
+
+def test_step_of_beams_sends_candidates_to_the_host_and_forks_on_the_device(name: str, form: str) -> None:
+    """Four sequences, three of which were forked from the first before it."""
+    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
+    runner, _ = open_runner(
+        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
+    )
+    runner.reserve(16)
+    reads = tuple(LogitsRow(slot, 0) for slot in range(SLOTS))
+
+    def search(past: int, copies: tuple[Copy, ...]) -> Step:
+        rows = tuple(Row(slot, past, (7,)) for slot in range(SLOTS))
+        probes = tuple((slot, 7) for slot in range(SLOTS))
+        return Step(rows, reads, probes, beams=tuple(range(SLOTS)), num_candidates=2 * SLOTS, copies=copies)
+
+    forks = tuple(Copy(0, slot, 3) for slot in range(1, SLOTS))
+    runner.run(Step((Row(0, 0, (4, 5, 6)),), (LogitsRow(0, 2),), ((0, 7),), beams=(0,), num_candidates=2 * SLOTS))
+    runner.run(search(3, forks))
+    runner.run(search(4, ()))
+    counts()
+    runner.run(search(4, ()))
+    plain = counts()
+    runner.run(search(3, forks))
+    forked = counts()
+    runner.close()
+    for found in (plain, forked):
+        assert found.wrong_copies == 0
+        assert found.bytes_to_host == SLOTS * (4 + 8 + 2 * SLOTS * (4 + 8))  # probe, greedy token; candidates
+        assert found.bytes_to_device <= 400
+    assert plain.launches <= MODELS[name][form] + CANDIDATE_LAUNCHES
+    assert forked.launches <= plain.launches + FORK_LAUNCHES[form]
 
 
 def test_packed_step_holds_many_questions_behind_one_prefix() -> None:

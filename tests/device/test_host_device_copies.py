@@ -21,7 +21,7 @@ import pytest
 from docs.benchmarks.ort_profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
-from olive_ext.engine.requests import Generation, Request, Sampling
+from olive_ext.engine.requests import Beams, Generation, Request, Sampling
 from olive_ext.model import open_session, register_libraries, resolve, resolve_providers
 from tests.device.open import LIBRARY, STEP
 from tests.device.watch import Fed, watching
@@ -88,6 +88,7 @@ PROBES = 3 * 11 * 4
 """Bytes of a log-probability with each greedy token of three texts, which shows that the output is finite."""
 
 GREEDY = [Request(prompt, 0, Generation(11)) for prompt in PROMPTS]
+BEAMS = [Request(prompt, 0, Generation(7, beams=Beams(2))) for prompt in PROMPTS]
 SAMPLED = [Request(prompt, 0, Generation(11, sampling=Sampling(1.0, seed=1))) for prompt in PROMPTS]
 
 
@@ -191,7 +192,7 @@ def test_sampling_reads_the_logits_of_the_rows_it_draws_from(device: str, tmp_pa
 
 @pytest.mark.webgpu
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("requests", [SCORED, GREEDY], ids=["scoring", "greedy"])
+@pytest.mark.parametrize("requests", [SCORED, GREEDY, BEAMS], ids=["scoring", "greedy", "beams"])
 def test_nothing_along_the_text_or_the_vocabulary_leaves_the_device(
     requests: list[Request], graph: str, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ def test_nothing_along_the_text_or_the_vocabulary_leaves_the_device(
     print("\ncrosses:", sorted(f"{tensor.kind}{list(tensor.shape)}" for tensor in seen.crossed))
     assert not [tensor for tensor in seen.crossed if is_large(tensor)]
     allowed = {("float", 1), ("int64", 1), ("int64", 2)}  # target_logprobs[T], greedy_ids[R], ArgMax's [R, 1]
+    allowed |= {("float", 2)} if requests is BEAMS else set()  # of candidates [N, C]
     assert {(tensor.kind, len(tensor.shape)) for tensor in seen.crossed} <= allowed
     for node in seen.nodes:  # what runs on the CPU beside the device are sums over the mask and row indices
         if node.provider == "CPUExecutionProvider":

@@ -86,6 +86,15 @@ def test_greedy_answers_of_several_rows_are_equal(pair: Pair) -> None:
     assert pair.device.counters.steps - before < sum(map(len, found)), "rows were not decoded together"
 
 
+def test_beam_searches_are_equal_and_rows_of_the_vocabulary_stay_on_the_device(pair: Pair) -> None:
+    prompts = _draw(7, 30, 4, 12)
+    asked = [GenerationRequest(prompt, max_new_tokens=8, num_beams=2 + i % 2) for i, prompt in enumerate(prompts)]
+    before, steps = pair.device.describe_execution()["counters"]["host_bytes"], pair.device.counters.steps
+    pair.generate(asked)
+    crossed = pair.device.describe_execution()["counters"]["host_bytes"] - before
+    assert crossed <= (pair.device.counters.steps - steps) * 3 * (4 + 8 + 6 * (4 + 8))
+
+
 def test_sampled_answers_with_equal_seeds_are_equal(pair: Pair) -> None:
     (prompt,) = _draw(3, 35)
     requests = [

@@ -9,13 +9,14 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import ALONE, Batching, Row, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, Candidates, Row, RowMix, Step, StepOutput
 from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
@@ -31,7 +32,11 @@ Memory = list[tuple[int, Source | None]]
 
 def logits_of(prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
     """A distribution that depends on every token of the prefix, and on the source."""
-    seed = zlib.crc32(np.array(prefix, np.int64).tobytes(), zlib.crc32(source.array.tobytes()) if source else 0)
+    return _drawn(zlib.crc32(np.array(prefix, np.int64).tobytes(), zlib.crc32(source.array.tobytes()) if source else 0))
+
+
+@lru_cache(2**16)
+def _drawn(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 3
 
 
@@ -210,6 +215,7 @@ class FakeRunner(Runner):
             np.array([self.logits(*prefix).argmax() for prefix in of], np.int64),
             np.array([self.logits(*of[head]) for head in step.samples], np.float32).reshape(-1, VOCAB),
             np.array([self.logits(*prefix) for prefix in of] or [[0.0] * VOCAB], np.float32),
+            candidates=_best([self.logits(*of[head]) for head in step.beams], step.num_candidates),
         )
 
     def logits(self, prefix: Sequence[int], source: Source | None = None) -> np.ndarray:
@@ -251,6 +257,12 @@ class FakeRunner(Runner):
             assert slots == list(range(slots[0], slots[-1] + 1))
         if self.traits.batching is Batching.POOL:
             assert len(slots) == 1 or slots == list(range(self.capacity.num_slots))
+
+
+def _best(rows: Sequence[np.ndarray], count: int) -> Candidates:
+    logprobs_NV = np.array([log_softmax(logits_V) for logits_V in rows], np.float32).reshape(-1, VOCAB)
+    ids_NC = np.argsort(-logprobs_NV, kind="stable")[:, :count]
+    return Candidates(np.take_along_axis(logprobs_NV, ids_NC, 1), ids_NC)
 
 
 class ShortRunner(FakeRunner):

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -87,14 +88,37 @@ class _CannotInstall(Exception):
 
 
 def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) -> None:
-    """Run `python ARGUMENTS` from the checkout's root, offline, the folders of `path` before what is installed."""
+    """Run `python ARGUMENTS`, which begin with -m, from the checkout's root, offline, the folders of `path` before what
+    is installed."""
+    maker = _maker(tuple(path))
+    assert maker.stdin is not None
+    assert maker.stdout is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log"
+        words = [str(argument) for argument in arguments]
+        maker.stdin.write(json.dumps({"arguments": words, "log": str(log)}) + "\n")
+        maker.stdin.flush()
+        status = maker.stdout.readline().strip()
+        if status != "0":
+            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            raise RuntimeError(f"python {' '.join(words)} ended with {status}:\n{said[-3000:]}")
+
+
+@functools.cache
+def _maker(path: tuple[Path, ...]) -> subprocess.Popen[str]:
+    """The process that runs Python with these folders first; it ends with this one."""
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONWARNINGS="ignore")
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
     environment.setdefault("OMP_NUM_THREADS", "2")
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.exports.maker"],
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def source_of(*files: str) -> str:

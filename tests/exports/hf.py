@@ -107,6 +107,14 @@ _QWEN_IDS = {
     "image_token_id": MEDIA + 2,
     "video_token_id": MEDIA + 3,
 }
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+}
 _TRANSLATION = {
     "vocab_size": VOCAB,
     "max_position_embeddings": CONTEXT,
@@ -242,16 +250,7 @@ FAMILIES = {
         "LlavaConfig",
         {
             "text_config": {**_SHAPE, "model_type": "llama"},
-            "vision_config": {
-                "model_type": "siglip_vision_model",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 32,
-                "patch_size": 8,
-                "vision_use_head": False,
-            },
+            "vision_config": {**_SIGLIP, "patch_size": 8, "vision_use_head": False},
             "image_token_index": MEDIA,
             "image_seq_length": 16,
             "vision_feature_layer": -1,
@@ -265,15 +264,7 @@ FAMILIES = {
         "Gemma3Config",
         {
             "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
-            "vision_config": {
-                "model_type": "siglip_vision_model",
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 32,
-                "patch_size": 4,
-            },
+            "vision_config": {**_SIGLIP, "patch_size": 4},
             "mm_tokens_per_image": 16,
             "boi_token_index": MEDIA,
             "image_token_index": MEDIA + 1,

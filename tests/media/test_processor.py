@@ -49,10 +49,28 @@ def test_item_is_by_content_and_by_settings(tmp_path: Path) -> None:
 
 
 def test_item_that_is_sent_to_another_process_makes_the_same_pixels(tmp_path: Path) -> None:
-    item = _processor(tmp_path, QWEN).item(Modality.IMAGE, picture(0, 40, 24))
-    sent = pickle.loads(pickle.dumps(item))
-    assert sent == item
-    np.testing.assert_array_equal(sent.load()["pixel_values"], item.load()["pixel_values"])
+    picture(0, 40, 24).save(tmp_path / "a.png")
+    processor = _processor(tmp_path, QWEN)
+    for given in (picture(0, 40, 24), tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
+        item = processor.item(Modality.IMAGE, given)
+        content = pickle.dumps(item)
+        assert str(tmp_path).encode() not in content  # the other process may not see the file
+        sent = _processor(tmp_path, QWEN).adopt(pickle.loads(content))
+        assert sent == item
+        np.testing.assert_array_equal(sent.load()["pixel_values"], item.load()["pixel_values"])
+
+
+def test_file_that_holds_another_picture_by_now_is_refused(tmp_path: Path) -> None:
+    file, processor = tmp_path / "a.png", _processor(tmp_path, QWEN)
+    picture(0, 40, 24).save(file)
+    item = processor.item(Modality.IMAGE, file)
+    picture(1, 40, 24).save(file)
+    sent = _processor(tmp_path, QWEN).adopt(pickle.loads(pickle.dumps(item)))
+    with pytest.raises(TaskError, match="a picture is another one than when it was asked about"):
+        sent.load()
+    file.unlink()
+    with pytest.raises(TaskError, match=r"the picture '.*a\.png' cannot be read as a picture"):
+        pickle.dumps(item)
 
 
 def test_picture_that_the_processor_refuses_is_told_with_its_size(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from olive_ext.config import EngineConfig, ExecutionSettings
-from olive_ext.errors import ModelError, ProviderError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model.content import external_data_plan, weight_files
 from olive_ext.model.ort_session import open_session
 from olive_ext.model.provider_table import CPU
@@ -95,18 +95,20 @@ def test_file_opens_by_path(tmp_path: Path) -> None:
     assert session.get_providers() == [CPU]
 
 
-def test_session_option_that_is_misspelt_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    def warnings(**options: str) -> list[str]:
-        caplog.clear()
-        names = {name.replace("__", "."): value for name, value in options.items()}
-        open_session(
-            graph().SerializeToString(), CPU_ONLY, ExecutionSettings(engine=EngineConfig(session_options=names))
-        )
-        return [record.getMessage() for record in caplog.records]
+def _open_with(**options: str) -> None:
+    names = {name.replace("__", "."): value for name, value in options.items()}
+    open_session(graph().SerializeToString(), CPU_ONLY, ExecutionSettings(engine=EngineConfig(session_options=names)))
 
-    (line,) = warnings(session__intra_op__allow_spining="0", session__intra_op__allow_spinning="0", ep__mine__x="1")
-    assert "has no entry 'session.intra_op.allow_spining', as far" in line
-    assert warnings(session__intra_op__allow_spinning="0", session__set_denormal_as_zero="1", ep__mine__x="1") == []
+
+def test_session_option_that_is_misspelt_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'session.intra_op.allow_spining'.* did you mean 'session.intra_op"):
+        _open_with(session__intra_op__allow_spining="0", session__set_denormal_as_zero="1")
+
+
+def test_session_option_that_onnx_runtime_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    _open_with(mine__x__y="0", session__intra_op__allow_spinning="0", ep__mine__x="1")
+    (record,) = caplog.records
+    assert "has no entry 'mine.x.y', as far" in record.getMessage()
 
 
 def test_settings_reach_the_session(tmp_path: Path) -> None:

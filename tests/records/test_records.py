@@ -9,9 +9,12 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from olive_ext.errors import ConfigError, RecordsError, RunError
 from olive_ext.records import Form, Records, request_key, scored_targets
@@ -162,11 +165,34 @@ def test_a_file_that_is_too_short_or_gone_is_refused_by_its_name(tmp_path: Path,
         fill(records, range(5))
         path = records.folder / f"{name}.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RecordsError, match=rf"{name}.bin' is damaged: \d+ bytes, of \d+"):
+    with pytest.raises(RecordsError, match=f"{name}.bin' is damaged: part 0 is not what was written; delete"):
         assert_holds(Records.read(path.parent), range(5))
     path.unlink()
-    with pytest.raises(RecordsError, match=rf"{name}.bin' is damaged: 0 bytes, of \d+"):
+    with pytest.raises(RecordsError, match=f"{name}.bin' is damaged: part 0 is not what was written; delete"):
         assert_holds(Records.read(path.parent), range(5))
+
+
+@settings(max_examples=30)
+@given(name=st.sampled_from(["records", "targets", "requests"]), place=st.floats(0, 0.999), how=st.sampled_from("xtg"))
+def test_parts_that_are_damaged_are_recorded_again_and_the_others_are_used(name: str, place: float, how: str) -> None:
+    with TemporaryDirectory() as root:
+        for numbers in (range(4), range(4, 7), range(7, 9)):
+            with Records.write(root, FORM, FACTS) as records:
+                fill(records, numbers)
+                path = records.folder / f"{name}.bin"
+        content = bytearray(path.read_bytes())
+        at = int(place * len(content))
+        content[at] ^= 1
+        path.write_bytes(content[:at] if how == "t" else content)
+        if how == "g":
+            path.unlink()
+        with Records.write(root, FORM, FACTS) as records:
+            kept = records.num_requests
+            assert kept in ({0} if how == "g" else {5, 6, 7} if how == "x" else {0, 4, 7})
+            fill(records, range(9))
+        assert_holds(Records.read(path.parent), range(9))
+        with Records.write(root, FORM, FACTS) as records:
+            assert records.num_requests == 9
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', '{"version": 7, "facts": 1, "form": 1, "chunks": 1}'])

@@ -172,6 +172,10 @@ def test_requests_without_an_answer_are_said_behind_any_finding() -> None:
 
 def test_nothing_compared_says_so() -> None:
     assert verdict(Comparison({})).kind == "nothing_compared"
+    lost = verdict(Comparison({}, missing=7))
+    assert (lost.kind, lost.line) == ("cannot_tell", "nothing was compared: 7 requests have no answer")
+    broken = verdict(Comparison({}, missing=7, non_finite=3))
+    assert (broken.kind, broken.line) == ("cannot_tell", "cannot tell: non-finite output of 3 requests")
 
 
 def test_distance_that_is_no_number_is_never_no_loss() -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from olive_ext.report import Metric, Report
 from olive_ext.report import write as write_report
-from olive_ext.run.mlflow_log import VARIABLE, logged_run
+from olive_ext.run.mlflow_log import VARIABLE, log_cached, logged_run
 from olive_ext.run.mlflow_names import legal_name, metrics_of, params_of, tags_of
 from tests.report.synthetic import comparison, report
 
@@ -48,9 +49,9 @@ class FakeMlflow:
 
     def search_runs(self, filter_string: str, max_results: int, output_format: str) -> list[Any]:
         def fits(run: dict[str, Any], term: str) -> bool:
-            name, _, value = term.partition(" = ")
+            name, sign, value = term.split(" ")
             found = run["status"] if name == "attributes.status" else run["tags"].get(name[6:-1])
-            return f"'{found}'" == value
+            return (f"'{found}'" == value) == (sign == "=")
 
         terms = filter_string.split(" and ")
         return [self._run(name) for name, run in self.runs.items() if all(fits(run, term) for term in terms)]
@@ -156,6 +157,38 @@ def test_killed_workflow_goes_on_in_the_same_runs(tmp_path: Path) -> None:
     assert [run["status"] for run in fake.runs.values()] == ["FINISHED"] * 3
     workflow(is_killed=False)  # ended as it should: the next one is another
     assert len(fake.runs) == 6
+
+
+def test_interrupted_evaluation_goes_on_in_its_run_and_a_failed_one_does_not() -> None:
+    fake = FakeMlflow()
+    for error in (KeyboardInterrupt, ValueError, None):
+        with suppress(KeyboardInterrupt, ValueError), logged_run("m", {}, mlflow=fake):
+            if error is not None:
+                raise error
+    assert [run["status"] for run in fake.runs.values()] == ["FAILED", "FINISHED"]
+
+
+def test_evaluation_from_a_cache_has_one_run_in_each_workflow() -> None:
+    fake, made = FakeMlflow(), report()
+    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
+        with logged_run("m", made.config, mlflow=fake) as run:
+            run.log(made)
+        log_cached(lambda: made)
+    assert len(fake.runs) == 2
+    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
+        log_cached(lambda: made)
+    assert fake.runs["3"]["tags"]["mlflow.parentRunId"] == "2"
+    assert fake.runs["3"]["metrics"] == fake.runs["1"]["metrics"]
+    log_cached(lambda: made)  # outside of a workflow
+    assert len(fake.runs) == 4
+
+
+def test_folders_that_are_written_to_make_no_other_run() -> None:
+    fake = FakeMlflow()
+    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
+        for folder in ("out", "/tmp/out"):
+            log(fake, report(), key={"output_dir": folder, "reference": {"records_dir": folder}, "tasks": ["a"]})
+    assert len(fake.runs) == 2
 
 
 class _Killed(BaseException):

@@ -1,96 +1,30 @@
-"""Evaluations on a real MLflow server with a database, which the tests start, kill and look at in a browser.
-
-The server is a program of an environment of its own, since its pins and ours clash: MLFLOW_SERVER names it.
-"""
+"""Evaluations on a real MLflow server, which is killed and looked at in a browser."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from olive_ext.report import Metric, Report, from_json
-from olive_ext.run.mlflow_log import VARIABLE, logged_run
+from olive_ext.run.mlflow_log import logged_run
 from tests.report.chromium import Chromium, find_chromium
 from tests.report.synthetic import comparison, report
+from tests.run.mlflow_server import Server, children, client, serving
 
 pytestmark = pytest.mark.other_env
-SERVER = os.environ.get("MLFLOW_SERVER")
-
-
-class Server:
-    """`mlflow server` on sqlite below a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        if SERVER is None:
-            pytest.skip("MLFLOW_SERVER names no mlflow program")
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self.port = taken.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.start()
-
-    def start(self) -> None:
-        store = [
-            "--backend-store-uri",
-            f"sqlite:///{self.folder}/runs.db",
-            "--artifacts-destination",
-            f"{self.folder}/a",
-        ]
-        command = [str(SERVER), "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *store]
-        log = (self.folder / "server.log").open("a")
-        clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", VARIABLE)}
-        self.process = subprocess.Popen(
-            command, cwd=self.folder, stdout=log, stderr=log, env=clean, start_new_session=True
-        )
-        end = time.monotonic() + 120
-        while not self._answers():
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < end, "the server did not start"
-            time.sleep(0.2)
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
-        except OSError:
-            return False
-        return True
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, 9)
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("mlflow"))
-    yield made
-    made.kill()
-
-
-@pytest.fixture(autouse=True)
-def _uri(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    import mlflow
-
-    monkeypatch.setenv(VARIABLE, server.uri)
-    mlflow.set_tracking_uri(server.uri)
-    yield
-    mlflow.set_tracking_uri(None)
-
-
-def client() -> object:
-    import mlflow
-
-    return mlflow.MlflowClient()
+    with serving(tmp_path_factory.mktemp("mlflow")) as made:
+        yield made
 
 
 def chain(name: str, *reports: Report) -> str:
@@ -110,10 +44,7 @@ def test_run_holds_everything_and_its_page_shows_it(tmp_path: Path, server: Serv
     found = client().get_run(parent)
     assert found.info.status == "FINISHED"
     assert [(one.step, one.value) for one in client().get_metric_history(parent, "a b_c/p_1")] == [(1, 0.5)]
-    (first, second) = sorted(
-        client().search_runs([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'"),
-        key=lambda run: run.data.tags["olive_ext.step"],
-    )
+    first, second = children(parent)
     assert first.data.metrics["size_on_disk/bytes"] == 98e6
     assert "olive_ext.verdict" in first.data.tags
     assert second.data.metrics == {"a b_c/p_1": 0.5, "a b_c/p_1_stderr": 0.1}
@@ -142,8 +73,7 @@ def test_killed_process_goes_on_in_the_same_runs(server: Server) -> None:
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
     parent = chain("killed", report(), report())
-    siblings = client().search_runs(["0"], f"tags.`mlflow.parentRunId` = '{parent}'")
-    assert sorted(run.data.tags["olive_ext.step"] for run in siblings) == ["0", "1"]
+    assert [run.data.tags["olive_ext.step"] for run in children(parent)] == ["0", "1"]
     assert len(client().search_runs(["0"], "attributes.run_name = 'killed'")) == 1
 
 
@@ -161,4 +91,4 @@ def test_server_that_dies_midway_costs_seconds_and_warnings(server: Server, capl
             run.log(report())
     assert "the evaluation is not in MLflow" in caplog.text
     assert client().get_run(parent.run_id).info.status == "FINISHED"
-    assert len(client().search_runs(["0"], f"tags.`mlflow.parentRunId` = '{parent.run_id}'")) == 2
+    assert len(children(parent.run_id)) == 2

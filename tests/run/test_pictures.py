@@ -77,6 +77,19 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(pack
     assert metrics[0] == metrics[1]
 
 
+def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(package: Path, tmp_path: Path) -> None:
+    found = []
+    for isolation in ("none", "process"):
+        folder = tmp_path / isolation
+        report = evaluate(_config(package, output_dir=str(folder), isolation=isolation))
+        execution = json.loads((folder / "report.json").read_text(encoding="utf-8"))["results"]["config"]["execution"]
+        facts = execution["images_encoded"], execution["counters"]["tokens_fed"]
+        found.append(([(one.task, one.metric, one.value) for one in report.metrics], *facts))
+    assert found[0] == found[1]
+    assert found[0][1] == NUM_DOCUMENTS
+    assert "workers" in execution
+
+
 def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_path: Path) -> None:
     """Requests name files of 750 kB of pixels each; prepared pixels and features are kept within their budgets."""
     files = []

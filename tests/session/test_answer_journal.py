@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import olive_ext
-from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Result, Sampling, Source
 from olive_ext.session.answer_journal import answer_key, read_result, written
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
@@ -34,12 +35,18 @@ def test_results_are_read_as_they_were_written(logprobs: list[float], tokens: li
         Result(tuple(logprobs), tuple(value > 0 for value in logprobs), notes=notes),
         Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=3),
         Result(tuple(logprobs), (True,) * len(logprobs), tuple(tokens), FinishReason.LENGTH),
+        Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=3, hypotheses=_hypotheses(tokens)),
     ):
         again = read_result(written(result))
         assert again == result
         assert (again.notes is None) == (result.notes is None)
         if again.notes is not None:
             assert again.notes.tobytes() == result.notes.tobytes()  # type: ignore[union-attr]
+
+
+def _hypotheses(tokens: list[int]) -> tuple[Hypothesis, ...]:
+    scores = enumerate((-0.1, -1 / 3))
+    return tuple(Hypothesis((*tokens, place), score, FinishReason.STOP_ID, 3) for place, score in scores)
 
 
 def test_keys_differ_where_anything_that_decides_differs() -> None:
@@ -55,6 +62,11 @@ def test_keys_differ_where_anything_that_decides_differs() -> None:
         Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(1.0, seed=1), stops=("a",))),
         Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(1.0, seed=2), stops=("a",))),
         Request((1, 2, 3), 0, Generation(4, frozenset({1}), Sampling(), stops=("b",))),
+        *(Request((1, 2, 3), 0, replace(made, beams=beams)) for beams in (Beams(2), Beams(3), Beams(2, 2.0))),
+        *(
+            Request((1, 2, 3), 0, replace(made, beams=Beams(2, 1.0, *rest)))
+            for rest in ((True,), ("never",), (False, 2))
+        ),
     ]
     assert len({answer_key(request) for request in requests}) == len(requests)
 

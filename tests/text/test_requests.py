@@ -33,6 +33,11 @@ from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRe
         ({"top_p": 1.1}, r"'top_p' = 1.1"),
         ({"top_k": -1}, r"'top_k' = -1: .* \(0 turns it off\)"),
         ({"seed": -1}, r"'seed' = -1"),
+        ({"num_beams": 0}, r"'num_beams' = 0: a whole number of at least 1"),
+        ({"num_return_sequences": 2}, r"'num_return_sequences' = 2: at most 'num_beams', which is 1"),
+        ({"num_beams": 2, "length_penalty": float("nan")}, r"'length_penalty' = nan"),
+        ({"num_beams": 2, "early_stopping": 1}, r"'early_stopping' = 1: true, false or \"never\""),
+        ({"num_beams": 2, "temperature": 0.5}, r"'num_beams' = 2 with 'temperature' = 0.5: beams are not drawn"),
     ],
 )
 def test_generation_request_refuses_a_wrong_value_by_name(values: dict[str, object], message: str) -> None:

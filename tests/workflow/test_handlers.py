@@ -18,9 +18,13 @@ from olive.model import (
     ONNXModelHandler,
 )
 
+import olive_ext
 from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
+from olive_ext.model import resolve
+from olive_ext.session.opening import open_model
+from olive_ext.text.requests import ScoringRequest
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
@@ -34,6 +38,8 @@ from olive_ext.workflow.handlers import (
     torch_device,
 )
 from tests.exports import genai_export, hf_model
+from tests.exports.media import media_export
+from tests.families.pictures import picture
 from tests.workflow.recipes import REPORT, Evaluate
 
 
@@ -137,6 +143,33 @@ def test_composite_models_genai_config_names_the_decoder(package: Path, tmp_path
     parts = [handler(root, onnx_file_name=name) for name in ("embedding.onnx", "model.onnx")]
     model = CompositeModelHandler(parts, ["embedding", "model"], model_path=str(root))
     assert Path(text_decoder(model).model_path) == root / "model.onnx"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vision_encoder", "component_2"])
+def test_composite_models_other_components_are_run_for_pictures(tmp_path: Path, name: str) -> None:
+    source, _ = media_export("llava")
+    names = {"decoder": "decoder", "embedding": "component_1", "vision_encoder": name}
+    for place, folder in enumerate(names):
+        shutil.copytree(source / folder, tmp_path / f"part{place}")
+    extra = [str(file) for file in source.glob("*.json") if file.name != "genai_config.json"]
+    parts = [handler(tmp_path / f"part{place}") for place in range(3)]
+    model = CompositeModelHandler(parts, [*names.values()], model_attributes={"additional_files": extra})
+    kind, decoder = handler_of(model)
+    config = onnx_config(decoder, settings(), None)
+    assert (kind, config.model.components["vision"]) == ("onnx", str(tmp_path / "part2" / "model.onnx"))
+    asked = ScoringRequest("Ann sees the <image> and", " blue stone", images=[picture(0, 40, 40)])
+    with open_model(resolve(config.opening())) as session, olive_ext.open(source) as package:
+        assert session.loglikelihood([asked]) == package.loglikelihood([asked])
+
+
+@pytest.mark.slow
+def test_composite_model_whose_names_contradict_the_graphs_is_refused(tmp_path: Path) -> None:
+    source, _ = media_export("llava")
+    parts = [handler(source / folder) for folder in ("decoder", "embedding", "vision_encoder")]
+    model = CompositeModelHandler(parts, ["decoder", "vision_encoder", "embedding"])
+    with pytest.raises(ModelError, match=r"by the component's name 'vision_encoder' .* is the part 'vision'"):
+        handler_of(model)
 
 
 def test_composite_model_without_decoder_is_refused_with_its_components(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from olive_ext.cli import main
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RequirementError, TaskError
 from olive_ext.report import from_json
 from olive_ext.workflow import cli_run
@@ -114,6 +115,7 @@ def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(fold
     assert len(list((folder / "reports").glob("*/report.json"))) == 2
 
 
+@pytest.mark.long
 def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": evaluator()}, evaluator="e"))
     code, text = run_outside(OURS, path)
@@ -121,6 +123,7 @@ def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
     assert "tiny_choice-acc" in metrics(folder / "out/input_model_metrics.json")
 
 
+@pytest.mark.long
 def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folder: Path) -> None:
     block = evaluator(tasks=["tiny_choise"])
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))
@@ -237,9 +240,10 @@ def test_search_in_which_every_evaluation_fails_is_a_failure(folder: Path) -> No
 
 
 def test_failure_that_olive_swallows_is_exit_code_1(folder: Path) -> None:
-    check = {"type": "OnnxDiscrepancyCheck", "reference_model_path": str(hf_model("llama")), "max_mae": 0.0}
-    blocks = {"passes": {"int4": {"type": "OnnxKQuantQuantization"}, "check": check}}
-    assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 1
+    model = onnx()
+    (folder / "package" / "model.onnx").write_bytes(b"\x08\x01 this is no graph")
+    blocks = {"passes": {"int4": {"type": "OnnxKQuantQuantization"}}}
+    assert cli_run(["--config", saved(folder, recipe(folder, model, **blocks))]) == 1
 
 
 def measuring(**settings: Any) -> dict[str, Any]:
@@ -277,13 +281,13 @@ def test_gate_stops_the_chain_behind_its_model_report_and_table(folder: Path) ->
 
 def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_model(folder: Path) -> None:
     """In this process; that a failure ends one with 1 and that a user script suffices is shown above."""
-    from olive.cli.launcher import main
+    from olive.cli.launcher import main as olive_main
 
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     block = evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", require=[{"metric": "acc", "min": 2}])
     blocks = {"passes": {"q": {"type": "OnnxKQuantQuantization"}}, "evaluators": {"e": block}, "evaluator": "e"}
     with pytest.raises(RequirementError, match=r"^'evaluators\.e\.require' is broken: tiny_choice/acc = "):
-        main(["run", "--config", saved(folder, recipe(folder, onnx(), **blocks))])
+        olive_main(["run", "--config", saved(folder, recipe(folder, onnx(), **blocks))])
     assert (folder / "out/model.onnx").exists()
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
 
@@ -310,6 +314,30 @@ def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -
     goal["value"] = 1e9
     assert cli_run(["--config", saved(folder, whole)]) == 0
     assert (folder / "out/model.onnx").exists()
+
+
+@pytest.mark.long
+def test_model_of_olives_own_conversion_has_its_originals_answers(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By torch.export; with TorchScript it ends without a model, which is no success here."""
+    convert = {"type": "OnnxConversion", "use_dynamo_exporter": True, "target_opset": 20}
+    block = evaluator(tasks=["tiny_choice"], reference="input_model", output_dir="reports")
+    blocks = {
+        "passes": {"convert": convert},
+        "evaluators": {"e": block},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+    }
+    assert cli_run(["--config", saved(folder, recipe(folder, hf(), **blocks))]) == 0
+    assert (folder / "out/model.onnx").exists()
+    (found,) = [from_json(path.read_text()) for path in (folder / "reports").glob("*/report.json")]
+    distances = {metric.metric: metric.value for metric in found.metrics if metric.task == "all"}
+    assert distances["kl_mean"] < 1e-6
+
+    convert["use_dynamo_exporter"] = False
+    assert main(["run", "--config", saved(folder, recipe(folder, hf(), **blocks))]) == 1
+    assert "'list' object has no attribute" in capfd.readouterr().err
 
 
 @pytest.mark.long

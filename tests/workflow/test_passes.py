@@ -77,6 +77,15 @@ def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler,
     assert fake.calls[0]["execution_providers"] == "CPUExecutionProvider"
 
 
+def test_size_alone_is_measured_without_a_run(model: ONNXModelHandler, tmp_path: Path) -> None:
+    asked = []
+    for tasks in (["size_on_disk"], ["tiny_choice"]):
+        fake = Measure()
+        make(fake, tasks=tasks).run(model, str(tmp_path))
+        asked.append(fake.calls[0]["settings"].tasks)
+    assert asked == [["size_on_disk"], ["tiny_choice", "size_on_disk", "tokens_per_second"]]
+
+
 def test_parameters_are_the_settings() -> None:
     assert set(parameters()) == {*WorkflowSettings.model_fields, FINGERPRINT}
     assert parameters()["tasks"].required

@@ -20,7 +20,7 @@ from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import refuse
-from olive_ext.workflow.registration import hook_engine
+from olive_ext.workflow.registration import hook_engine, mend_conversion
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT
 
@@ -179,6 +179,19 @@ def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
     logger.removeHandler(handler)
     assert dict(vars(Other)) == before
     assert "set 'clean_evaluation_cache'" in messages[0]
+
+
+def test_shapes_of_a_kv_cache_are_given_as_torch_export_wants_them() -> None:
+    """For the real module; that a model comes out is shown in test_olive_run.py."""
+    OlivePackageConfig.load_default_config().import_pass_module("OnnxConversion")
+    from olive.passes.onnx import conversion
+
+    layers = [[{0: "batch"}, {0: "batch"}], [{0: "batch"}, {0: "batch"}]]
+    for _ in range(2):  # mended once, however often
+        mend_conversion(conversion)
+        found = conversion._convert_dynamic_shapes_for_dynamic_cache({"input_ids": {}, "past_key_values": layers})
+        assert found == {"input_ids": {}, "past_key_values": [[tuple(layer) for layer in layers]]}
+    assert conversion._convert_dynamic_shapes_for_dynamic_cache({"input_ids": {}}) == {"input_ids": {}}
 
 
 def test_composite_model_is_sent_to_the_pass() -> None:

@@ -60,7 +60,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
     def generate(
         self, requests: Sequence[base.GenerationRequest], *, batch_size: int | None = None
     ) -> list[base.GenerationOutput]:
-        """Raises `ConfigError`, a ValueError, for beam search and for a request without a prompt."""
+        """Raises `ConfigError`, a ValueError, for sampled beams and for a request without a prompt."""
         prepared = self.prepare_requests(requests)
         outputs = self._session.generate([self._generation(request) for request in prepared])
         return [self._generated(*pair) for pair in zip(prepared, outputs, strict=True)]
@@ -133,8 +133,6 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         self._session.loglikelihood(self._encoder.scoring([request for _, request in batch]), on_result=take)
 
     def _generation(self, prepared: base.GenerationRequest) -> GenerationRequest:
-        if prepared.num_beams > 1:
-            raise ConfigError(f"'num_beams' = {prepared.num_beams}: this engine has no beam search; give 1")
         if prepared.do_sample and not prepared.temperature:
             raise ConfigError("'do_sample' = True with 'temperature' = 0: give a temperature above 0, or do not sample")
         wanted = prepared.max_new_tokens
@@ -143,6 +141,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
             max_new_tokens=self._max_new_tokens if wanted is None else wanted,
             stop=_stops(prepared),
             temperature=prepared.temperature if prepared.do_sample else 0.0,
+            num_beams=prepared.num_beams,
             # A stream of its own for each: suites repeat a prompt to get different answers.
             seed=(self._seed + next(self._num_sampled)) % _SEEDS if prepared.do_sample else 0,
         )

@@ -19,21 +19,24 @@ from olive_ext.text.requests import GenerationRequest
 from olive_ext.text.tokenizer import Tokenizer
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
     "num_return_sequences": (1,),
     "repetition_penalty": (1, 1.0),
-    "length_penalty": (1, 1.0),
     "no_repeat_ngram_size": (0,),
     "min_p": (None, 0, 0.0),
     "typical_p": (None, 1, 1.0),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "use_cache": (True,),
-    "early_stopping": (True, False),
 }
 """Settings of other backends that this one does not have, with the values that change nothing."""
 
-_KNOWN = frozenset({"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length"})
+_BEAMS: Mapping[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}
+"""The settings of a beam search, with transformers' defaults. Those behind the first one are read with several beams
+only, as there."""
+
+_KNOWN = frozenset(
+    {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}
+)
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """lm-eval's names of the most tokens to be generated."""
@@ -48,6 +51,8 @@ _NUMBERS: Mapping[str, tuple[type[int | float], float, float, str]] = {
     "top_k": (int, 0, math.inf, "a whole number of at least 0 (0 turns it off)"),
     "seed": (int, 0, math.inf, "a whole number of at least 0"),
     "max_length": (int, 1, math.inf, "a positive integer"),
+    "num_beams": (int, 1, math.inf, "a positive integer (1 is no beam search)"),
+    "length_penalty": (float, -math.inf, math.inf, "a number (1 divides by the length)"),
     **dict.fromkeys(_LENGTHS, (int, 1, math.inf, "a positive integer")),
 }
 """The type and the least and largest value of the settings that are numbers, and these in words."""
@@ -77,6 +82,8 @@ class GenerationSettings:
     top_k: int
     seed: int
     max_length: int | None
+    beams: Mapping[str, Any]
+    """Those of a `GenerationRequest`; empty without a beam search."""
 
     @classmethod
     def read(cls, gen_kwargs: Mapping[str, Any], default_max_gen_toks: int, eos: str | None, seed: int) -> Self:
@@ -100,6 +107,7 @@ class GenerationSettings:
             top_k=int(sampling["top_k"]),
             seed=int(sampling["seed"]),
             max_length=kwargs.get("max_length"),
+            beams=_beams(kwargs),
         )
 
     @property
@@ -122,6 +130,7 @@ class GenerationSettings:
             top_p=self.top_p,
             top_k=self.top_k,
             seed=_stream(self.seed, prompt, repeat) if self.is_sampled else 0,
+            **self.beams,
         )
 
 
@@ -160,6 +169,25 @@ class Thinking:
     def _special_id(self, text: str) -> int | None:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
+
+
+def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a beam search. Raises `TaskError` where it would be sampled, or ends by no known rule."""
+    beams = {name: default if kwargs.get(name) is None else kwargs[name] for name, default in _BEAMS.items()}
+    beams["num_beams"] = int(beams["num_beams"])
+    if beams["num_beams"] == 1:
+        return {}
+    if kwargs["do_sample"] and kwargs.get("temperature") != 0:
+        raise TaskError(f"generation setting 'num_beams' = {beams['num_beams']} with 'do_sample': beams are not drawn")
+    if beams["early_stopping"] not in (True, False, "never"):
+        raise TaskError(
+            f"generation setting 'early_stopping' = {beams['early_stopping']!r}: give true, false or \"never\""
+        )
+    return {
+        **beams,
+        "early_stopping": beams["early_stopping"] or False,
+        "length_penalty": float(beams["length_penalty"]),
+    }
 
 
 def _stream(seed: int, prompt: Sequence[int], repeat: int) -> int:

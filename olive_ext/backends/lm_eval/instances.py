@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from lm_eval.api.model import TemplateLM
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
+from olive_ext.model.free_memory import trim_host_memory
 from olive_ext.text.requests import GenerationRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -94,3 +95,4 @@ def encoded_slices(
             for following in slices[number + len(begun) : number + 2]:
                 begun.append(pool.submit(encode, [items[place] for place in following]))
             yield places, begun.popleft().result()
+            trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
 )
 from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
+from olive_ext.backends.lm_eval.scored_slices import score_slices
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
@@ -39,7 +40,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.text.conversion import decoder_tokens
-from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 advance(1)
 
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode)
-            self._score(slices, keep, requests)
+            score_slices(self, slices, keep, requests)
         return answers
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
@@ -182,49 +183,10 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
         answers = [CERTAIN] * len(requests)
-        self._score([(range(len(requests)), requests)], answers.__setitem__)
+        score_slices(self, [(range(len(requests)), requests)], answers.__setitem__)
         return answers
 
-    def _score(
-        self,
-        slices: Iterable[tuple[Sequence[int], Sequence[TokenRequest]]],
-        keep: Callable[[int, Answer], None],
-        instances: Sequence[Instance] = (),
-    ) -> None:
-        """Calls `keep(place, answer)` for the requests of all slices, which come with their places; `instances` are
-        lm-eval's requests by place, for the observer."""
-        scored: list[int] = []  # the place of the session's request of each number
-        waiting: dict[int, tuple[Any, ScoringRequest]] = {}
-
-        def answer(place: int, key: Any, answer: Answer) -> None:
-            if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, answer)
-            keep(place, answer)
-
-        def asked(places: Sequence[int], requests: Sequence[TokenRequest]) -> list[ScoringRequest]:
-            first = len(scored)
-            for place, (key, *given) in zip(places, requests, strict=True):
-                if given[1]:
-                    waiting[len(scored)] = key, self._scoring(*given)
-                    scored.append(place)
-                else:
-                    answer(place, key, CERTAIN)
-            return [waiting[at][1] for at in range(first, len(scored))]
-
-        def take(at: int, output: ScoringOutput) -> None:
-            key, request = waiting.pop(at)
-            answer(scored[at], key, (output.logprob, output.is_greedy))
-            if instances:
-                self.observer(instances[scored[at]], request, output)
-
-        def whose(at: int) -> str:
-            return str(instances[scored[at]].task_name)
-
-        with noting(self.lost, lambda at: instances[scored[at] :][:1]):
-            made = (asked(*part) for part in slices)
-            self.session.loglikelihood_slices(made, take, whose=whose if instances else None)
-
-    def _scoring(
+    def scoring_request(
         self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
     ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""

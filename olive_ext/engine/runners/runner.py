@@ -107,6 +107,13 @@ class Runner(ABC):
         if media:
             raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
 
+    def check_beams(self, num_beams: int) -> None:
+        """Raises `OliveExtError` where a request cannot have so many sequences, each in a slot of its own."""
+        if num_beams > self.capacity.num_slots:
+            why = self.describe().get("num_slots_origin", "engine.num_slots")
+            found = f"the session has {self.capacity.num_slots} ({why})"
+            raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}")
+
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs encoders beforehand on `items` of every shape that is expected. A runner of text alone has none."""
         assert not items

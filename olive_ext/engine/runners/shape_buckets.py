@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Capacity, Runner
-from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput, halve, joined
+from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 
@@ -48,8 +49,8 @@ class Shape(NamedTuple):
     reads: int
     """Head rows, and targets."""
 
-    samples: int
-    """Rows to sample from: at least 1, whether the step samples or not."""
+    whole: int
+    """Rows to sample from, and those of beams: at least 1, whether there are such or not."""
 
     width: int
     """Positions of a slot, which masks and caches have."""
@@ -125,6 +126,7 @@ class BucketedRunner(Runner):
             target_logprobs=output.target_logprobs[: len(step.targets)],
             greedy_ids=output.greedy_ids[: len(step.logits_rows)],
             sample_logits_KV=output.sample_logits_KV[: len(step.samples)],
+            candidates=output.candidates.first(len(step.beams)),
         )
 
     def padded(self, step: Step) -> Step | None:
@@ -135,13 +137,15 @@ class BucketedRunner(Runner):
         if any(row.past + tokens > self.capacity.positions for row in step.rows):
             return None
         reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
-        samples = len(step.samples) if len(step.samples) <= 1 else self.capacity.num_slots
+        whole = len(step.whole_rows)
+        more = self.capacity.num_slots - whole if whole > 1 else 0
         return replace(
             step,
             rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
             logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
             targets=_filled(step.targets, reads, (0, PADDING)),
-            samples=_filled(step.samples, samples, 0),
+            samples=_filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),
+            beams=_filled(step.beams, len(step.beams) + (more if step.beams else 0), 0),
             width=self.capacity.positions,
         )
 
@@ -204,7 +208,8 @@ class BucketedRunner(Runner):
 def shape_of(step: Step) -> Shape:
     """The shape of a step whose rows have as many tokens each."""
     assert step.width is not None
-    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), max(1, len(step.samples)), step.width)
+    whole = max(1, len(step.whole_rows))
+    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), whole, step.width)
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:

@@ -43,7 +43,7 @@ class Admission:
             if sequence.parent is not None:
                 sequence.parent.num_children -= 1
             limit = self._most_shared(sequence)
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self._wanted())
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted())
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
             self._counters.prefix_hits += taken.shared > 0
@@ -64,16 +64,18 @@ class Admission:
     def _next(self) -> Sequence | None:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
         sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
-        wanted = self._wanted()
+        wanted = self.wanted()
         for place in range(min(len(self._waiting), LOOK_AHEAD)):
             sequence = self._waiting[place]
             has_slot = self._slots.is_idle or self._has_slot(sequence, wanted)
             if has_slot and not self._is_prefix_due(sequence):
                 del self._waiting[place]
                 return sequence
+            if sequence.num_slots > 1 and not has_slot:
+                return None  # others would take the slots that it waits for, one by one
         return None
 
-    def _wanted(self) -> set[int]:
+    def wanted(self) -> set[int]:
         """Slots whose content waiting sequences share."""
         return {slot for slot, last in self._last.items() if last.num_children}
 
@@ -84,7 +86,7 @@ class Admission:
         if is_last and parent is not None:
             wanted = wanted - {parent.slot}
         is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
-        return is_kept and self._slots.num_free(wanted) > 0
+        return is_kept and self._slots.num_free(wanted) >= sequence.num_slots
 
     def _is_prefix_due(self, sequence: Sequence) -> bool:
         """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""

@@ -38,7 +38,7 @@ def can_be_followed(planned: PlannedStep) -> bool:
     sequence has ended, find one that nobody reads."""
     step = planned.step
     read = [(found.row, found.offset) for found in step.logits_rows]
-    is_plain = step.first_cell is None and not step.samples
+    is_plain = step.first_cell is None and not step.whole_rows
     if not is_plain or read != [(place, len(row.tokens) - 1) for place, row in enumerate(step.rows)]:
         return False
     return all(

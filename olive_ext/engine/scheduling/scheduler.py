@@ -17,13 +17,14 @@ from dataclasses import replace
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.scheduling.admission import Admission
+from olive_ext.engine.scheduling.beam_group import BeamGroup
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
 from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import UNLIMITED, Batching, Copy, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Candidates, Copy, LogitsRow, Row, Step, StepOutput
 
 
 class Scheduler:
@@ -52,6 +53,8 @@ class Scheduler:
         self._counters = counters
         self._admission = Admission(self.slots, traits, counters)
         self._running: dict[int, Sequence] = {}
+        self._beams: dict[int, BeamGroup] = {}
+        self._forks: list[Copy] = []
         self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
         self.limit = UNLIMITED
         self.reports_non_finite = False
@@ -138,7 +141,7 @@ class Scheduler:
         completed: list[Answer] = []
         targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
-        greedy = iter(output.greedy_ids.tolist())
+        candidates, greedy = iter(output.candidates.rows()), iter(output.greedy_ids.tolist())
         read_rows = {found.row for found in step.logits_rows}
         for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
             if sequence is None or sequence.has_ended:
@@ -147,7 +150,7 @@ class Scheduler:
                     if sequence is not None:
                         next(targets)  # the probe
                 continue
-            for position in _read_positions(sequence, row):
+            for position in sequence.read_positions(row.past, len(row.tokens)):
                 best = next(greedy)
                 for read in sequence.reads_behind(position):
                     number, ((_, token), logprob, is_wrong) = next(targets)
@@ -156,7 +159,9 @@ class Scheduler:
                     read.answer.put_score(read.target, logprob, best == token, note)
                     if read.answer.is_complete:
                         completed.append(read.answer)
-                if sequence.wants_next(position):
+                if sequence.wants_next(position) and sequence.slot in self._beams:
+                    self._advance_beams(self._beams[sequence.slot], sequence, next(candidates))
+                elif sequence.wants_next(position):
                     drawn_from, is_wrong = next(samples) if sequence.rng is not None else (None, False)
                     self._counters.non_finite += is_wrong and sequence.note_non_finite()
                     self._counters.tokens_generated += sequence.append(best, drawn_from)
@@ -166,6 +171,13 @@ class Scheduler:
         self._counters.steps_ahead += overlapped is not None
         self._present = None if overlapped is None else self._committed(with_tokens(overlapped, output.greedy_ids))
         return completed
+
+    def _advance_beams(self, beams: BeamGroup, sequence: Sequence, found: Candidates) -> None:
+        """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
+        beams.put(sequence, found)
+        self._forks += beams.advance()
+        if sequence.answer is not None and sequence.has_ended:
+            self._counters.tokens_generated += len(sequence.answer.generated)
 
     def _present_plan(self) -> PlannedStep:
         assert self._present is not None
@@ -214,10 +226,14 @@ class Scheduler:
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
             return ()
-        copies = []
+        copies: list[Copy] = []
         room = UNLIMITED if self._is_alike else self._most_tokens - pending
         for sequence, copy in self._admission.admit(room, UNLIMITED if takes_many else 1):
             self._running[sequence.slot] = sequence
+            if sequence.num_slots > 1:
+                beams = BeamGroup(sequence, self.slots, self._admission.wanted())
+                self._running |= {one.slot: one for one in beams.members}
+                self._beams |= {one.slot: beams for one in beams.members}
             copies += [copy] if copy else []
         return tuple(copies)
 
@@ -227,15 +243,18 @@ class Scheduler:
         chosen = next_rows(ready, self._traits, self.slots.capacity, self._most_tokens, self.limit)
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
-        filled = [rows.get(slot) or (None, self._idle_row(slot)) for slot in span]
+        filled = [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
         plan = self._plan(filled)
-        return replace(plan, step=replace(plan.step, copies=copies))
+        forks, self._forks = self._forks, []
+        self._counters.copies += len(forks)
+        return replace(plan, step=replace(plan.step, copies=(*forks, *copies)))
 
     def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> PlannedStep:
         """The step of these rows, with all logits rows, targets and samples of their sequences."""
         logits_rows: list[LogitsRow] = []
         targets: list[tuple[int, int]] = []
         samples: list[int] = []
+        beams: dict[int, BeamGroup] = {}
         rows = tuple(rows)
         reads_idle = self._traits.async_decode and all(found is None or found.rng is None for found, _ in rows)
         for place, (sequence, row) in enumerate(rows):
@@ -243,15 +262,19 @@ class Scheduler:
                 if reads_idle:
                     logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
                 continue
-            for position in _read_positions(sequence, row):
+            for position in sequence.read_positions(row.past, len(row.tokens)):
                 reads = sequence.reads_behind(position)
                 targets.extend((len(logits_rows), read.token) for read in reads)
-                if sequence.rng is not None and sequence.wants_next(position):
+                if sequence.wants_next(position) and row.slot in self._beams:
+                    beams[len(logits_rows)] = self._beams[row.slot]
+                elif sequence.wants_next(position) and sequence.rng is not None:
                     samples.append(len(logits_rows))
                 logits_rows.append(
                     LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
                 )
-        step = Step(tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples))
+        most = max((found.num_candidates for found in beams.values()), default=0)
+        read = tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples)
+        step = Step(*read, beams=tuple(beams), num_candidates=most)
         return PlannedStep(step, tuple(sequence for sequence, _ in rows))
 
     def _span(self, slots: list[int]) -> list[int]:
@@ -262,26 +285,16 @@ class Scheduler:
             return list(range(self.slots.num_slots))
         return list(range(slots[0], slots[-1] + 1))
 
-    def _idle_row(self, slot: int) -> Row:
-        """Writes behind what is resident, or over the last position of a full slot, which nobody shares."""
-        return Row(slot, min(self.slots.length(slot), self.slots.capacity - 1), (IDLE_TOKEN,))
-
     def _retire(self, sequence: Sequence, completed: list[Answer]) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
-        if self._overlapped is None or not self._overlapped.has(sequence):
-            self._release(sequence)
+        beams = self._beams.get(sequence.slot)
+        for one in [sequence] if beams is None else beams.members:
+            if self._overlapped is None or not self._overlapped.has(one):
+                self._release(one)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)
 
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.slot]
+        self._beams.pop(sequence.slot, None)
         self.slots.release(sequence.slot)
-
-
-def _read_positions(sequence: Sequence, row: Row) -> list[int]:
-    """Positions of the row's tokens whose distribution is read, in order."""
-    last = row.past + len(row.tokens) - 1
-    found = {position for position in sequence.reads if row.past <= position <= last}
-    if sequence.wants_next(last):
-        found.add(last)
-    return sorted(found)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import FinishReason, Generation, Notes, Result, Source, TokenArray
+from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
@@ -33,6 +33,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
         self.stop_id: int | None = None
         self.is_finite = True
+        self._hypotheses: tuple[Hypothesis, ...] = ()
 
     def note_non_finite(self) -> bool:
         """Marks an output of the model as not finite; whether it is the answer's first."""
@@ -56,11 +57,18 @@ class Answer:
                 self._notes = np.zeros(len(self._logprobs), note.dtype)
             self._notes[target] = note[0]
 
+    def put_hypotheses(self, best: tuple[Hypothesis, ...]) -> None:
+        """Ends the generation with what a beam search has found, best first."""
+        self._hypotheses = best
+        self.generated = list(best[0].tokens)
+        self.finish_reason, self.stop_id = best[0].finish_reason, best[0].stop_id
+
     def result(self) -> Result:
         assert self.finish_reason is not None
         assert self.is_complete
         scores = tuple(self._logprobs), tuple(self._is_greedy)
-        return Result(*scores, tuple(self.generated), self.finish_reason, self.stop_id, self._notes, self.is_finite)
+        ended = self.finish_reason, self.stop_id
+        return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,11 @@ class Sequence:
         return self.computed >= self.num_input
 
     @property
+    def num_slots(self) -> int:
+        """Slots that it needs: one for each of its beams."""
+        return 1 if self.generation is None else self.generation.num_slots
+
+    @property
     def probe_token(self) -> int:
         """The input's last token, which the vocabulary has."""
         return int(self.tokens[self.num_input - 1])
@@ -160,9 +173,26 @@ class Sequence:
         elif len(answer.generated) >= generation.max_new_tokens:
             answer.finish_reason = FinishReason.LENGTH
         else:
-            self.tokens[self.end] = token
-            self.end += 1
+            self.feed(token)
         return True
+
+    def feed(self, token: int) -> None:
+        """Adds `token` to what is pending."""
+        self.tokens[self.end] = token
+        self.end += 1
+
+    def continue_from(self, other: Sequence) -> None:
+        """Takes over the tokens of `other`, all of which are computed."""
+        self.tokens[: other.end] = other.tokens[: other.end]
+        self.end, self.computed = other.end, other.computed
+
+    def read_positions(self, past: int, num_tokens: int) -> list[int]:
+        """Of the positions of a row, behind which the distribution is read, in order."""
+        last = past + num_tokens - 1
+        found = {position for position in self.reads if past <= position <= last}
+        if self.wants_next(last):
+            found.add(last)
+        return sorted(found)
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""

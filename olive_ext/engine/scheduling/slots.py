@@ -78,8 +78,10 @@ class Slots:
         """Positions of a slot."""
         return int(self._tokens_SP.shape[1])
 
-    def length(self, slot: int) -> int:
-        return self._lengths[slot]
+    def idle_position(self, slot: int) -> int:
+        """Where an idle row writes: behind what is resident, or over the last position of a full slot, which nobody
+        shares."""
+        return min(self._lengths[slot], self.capacity - 1)
 
     def take(self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset()) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
@@ -107,6 +109,22 @@ class Slots:
         self._sources[slot] = source
         self._busy.add(slot)
         return Taken(slot, length, copy)
+
+    def take_empty(self, wanted: Container[int] = frozenset()) -> int:
+        """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""
+        free = (slot for slot in range(self.num_slots) if slot not in self._busy)
+        slot = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
+        self._lengths[slot], self._checkpoints[slot] = 0, []
+        self._busy.add(slot)
+        return slot
+
+    def fork(self, source: int, target: int) -> Copy:
+        """Makes all that is resident in `source` resident in `target`, too; the copy that does it."""
+        length = self._lengths[source]
+        self._tokens_SP[target, :length] = self._tokens_SP[source, :length]
+        self._lengths[target], self._checkpoints[target] = length, [length]
+        self._sources[target] = self._sources[source]
+        return Copy(source, target, length)
 
     def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
         """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""

@@ -179,7 +179,7 @@ def _try(call: Callable[[], Any]) -> Any:
     """A task's own code may fail on what it was not made for; then there is nothing to show."""
     try:
         return call()
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - whatever a task's functions throw
         return None
 
 

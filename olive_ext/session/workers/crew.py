@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -52,6 +52,7 @@ class Crew:
         self.workers = list(workers)
         self.num_lost = 0
         self._latest: dict[str, Counters] = {}
+        self._executions: dict[str, Mapping[str, Any]] = {}
         self._counted = Counters()
         self._closed: set[str] = set()
         try:
@@ -69,6 +70,11 @@ class Crew:
     def counters(self) -> Counters:
         """What all workers have done, those included that were lost."""
         return _sum([self._counted, *self._latest.values()])
+
+    def executions(self, which: str) -> list[Mapping[str, Any]]:
+        """What the workers have told of their executions behind their latest chunks; at first, when they opened."""
+        told = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
+        return [latest for latest in told if latest] or [self.served.models[which].execution]
 
     def run(self, which: str, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
         """Runs all chunks; `done(number, results)` is called from here as each is complete, and `chunks` is read from
@@ -186,11 +192,12 @@ class Crew:
                 call.told.put((piece, error))
                 if not self._reopen(worker, call):
                     return
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the call
                 call.told.put((piece, error))
                 return
             else:
                 self._latest[f"{worker.name} {call.which}"] = Counters(**reply.counters)
+                self._executions[f"{worker.name} {call.which}"] = reply.execution
                 call.told.put((piece, reply.results))
 
     def _reopen(self, worker: Worker, call: _Call) -> bool:

@@ -15,6 +15,9 @@ from olive_ext.session.workers.served_model import OWN
 WINDOW_CHUNKS = 8
 """Requests of a stream that are planned together, in generations of all slots, for each worker."""
 
+_COUNTS = ("s_encoded", "_cache_hits", "s_evicted", "encoder_runs", "_late")
+"""How facts that count what a worker has done end: those of all workers are added."""
+
 
 class WorkerPool:
     """One of the models that `crew` has open."""
@@ -81,7 +84,13 @@ class WorkerPool:
     def describe(self) -> dict[str, Any]:
         """The facts of a worker's execution, and how many workers there are."""
         names = [worker.name for worker in self._crew.workers]
-        return {**self._facts.execution, "workers": {"names": names, "lost": self._crew.num_lost}}
+        told = self._crew.executions(self._which)
+        counts = {name: sum(one.get(name, 0) for one in told) for name in told[0] if name.endswith(_COUNTS)}
+        own = [one.get("counters", {}) for one in told]
+        others = own[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
+        counters = {name: sum(one[name] for one in own) for name in others}
+        workers = {"names": names, "lost": self._crew.num_lost}
+        return {**told[0], **counts, "counters": counters, "workers": workers}
 
     def close(self) -> None:
         """Ends the workers."""

@@ -164,7 +164,7 @@ def serve(open_served: Callable[[Job], Any] = ServedModel) -> None:
                 else:
                     name, *arguments = message
                     content = getattr(served, name)(*arguments)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - raised in the parent, whatever it is
                 reply("error", told_error(error))
             else:
                 reply("answer", content)

@@ -6,7 +6,7 @@ Knows no transport: a process of its own and a Ray actor both hold one `ServedMo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,8 @@ class Reply:
 
     results: Sequence[Result | Lost]
     counters: Mapping[str, int]
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    """`Engine.describe` behind the chunk."""
 
 
 class ServedModel:
@@ -106,9 +108,9 @@ class ServedModel:
         session = self._sessions[which]
         assert session is not None
         found: list[Result | Lost] = []
-        asked = [_with_stops(request, session) for request in requests]
+        asked = [_received(request, session) for request in requests]
         session.executor.run_chunks([asked], lambda _, results: found.extend(results))
-        return Reply(found, asdict(session.counters))
+        return Reply(found, asdict(session.counters), session.executor.describe())
 
     def call(self, which: str, name: str) -> Any:
         """`describe`, `reset` or `release_memory` of one of the executors."""
@@ -143,8 +145,12 @@ def to_send(request: Request) -> Request:
     return request if generation is None else replace(request, generation=replace(generation, is_finished=None))
 
 
-def _with_stops(request: Request, session: Session) -> Request:
+def _received(request: Request, session: Session) -> Request:
+    """The request with what does not travel: the processor of its pictures, and the search for its stops."""
     generation = request.generation
+    if session.media is not None and request.media:
+        adopt = session.media.processor.adopt
+        request = replace(request, media=tuple(replace(run, item=adopt(run.item)) for run in request.media))
     if generation is None or not generation.stops:
         return request
     checker = StopChecker(session.tokenizer, generation.stops)

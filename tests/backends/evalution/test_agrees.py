@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,12 @@ def test_rolling_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> N
 def test_texts_and_prompts_equal(family: str, ours: OrtInferenceSession) -> None:
     draw = Draw(4)
     requests = [draw.generation(number) for number in range(60)]
+    assert ours.generate(requests) == theirs(family).generate(requests)
+
+
+def test_texts_of_beam_searches_equal(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(7)
+    requests = [replace(draw.generation(3 * number + 2), num_beams=2 + number % 3, stop=[]) for number in range(9)]
     assert ours.generate(requests) == theirs(family).generate(requests)
 
 

@@ -276,14 +276,10 @@ def load_model(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    facts = {
-        "model": where,
-        "revision": getattr(model.config, "_commit_hash", None),
-        "runtime": "transformers",
-        "dtype": str(placed.dtype).removeprefix("torch."),
-        "device": str(placed.device),
-    }
-    return placed, facts
+    why = "a model in its original form runs one sequence at a time"
+    facts = {"model": where, "revision": getattr(model.config, "_commit_hash", None), "num_slots_origin": why}
+    dtype_name = str(placed.dtype).removeprefix("torch.")
+    return placed, {**facts, "runtime": "transformers", "dtype": dtype_name, "device": str(placed.device)}
 
 
 def context_length(config: Any) -> int | None:

@@ -6,16 +6,18 @@ Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, V voc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.runners.ort.candidates import CandidateReader
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import NO_CANDIDATES, Step, StepOutput
 from olive_ext.errors import understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
@@ -36,7 +38,8 @@ class Head:
     """Computes a step's scores on the device `place`, as a part of the decoder's graph. The logits rows are left on the
     device `exposed`, the greedy tokens on `kept`, where these are given; rows to sample from that nobody reads stay.
 
-    `products`: (inner size, columns) of those besides the head's that run on scored rows only.
+    `open_graph` opens the small graph that reads candidates of beams. `products`: (inner size, columns) of those
+    besides the head's that run on scored rows only.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Head:
         kind: str,
         reason: str,
         place: Device,
+        open_graph: Callable[[bytes], ort.InferenceSession],
         exposed: Device | None = None,
         kept: Device | None = None,
         products: Sequence[tuple[int, int]] = (),
@@ -52,6 +56,7 @@ class Head:
         """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
 
         self._place = place
+        self._candidates = CandidateReader(open_graph)
         self._products = products
         self._exposed = exposed
         self._kept = kept
@@ -71,12 +76,12 @@ class Head:
             "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
             "target_rows": [row for row, _ in step.targets],
             "target_ids": [token for _, token in step.targets],
-            "sample_rows": [*step.samples, *[0] * (output_rows(step)["sample_logits"] - len(step.samples))],
+            "sample_rows": [*step.whole_rows, *[0] * (output_rows(step)["sample_logits"] - len(step.whole_rows))],
         }
         for name, values in indices.items():
             feed.bind(binding, name, np.array(values, np.int64))
         for name in OUTPUTS:
-            is_read = name != "sample_logits" or bool(step.samples)
+            is_read = name != "sample_logits" or bool(step.samples and not step.beams)
             binding.bind_output(name, *(() if is_read else (self._place.kind, self._place.index)))
         self.next_ids = None
         if self._kept is not None:
@@ -86,12 +91,16 @@ class Head:
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
+        num_sampled, candidates = len(step.samples), NO_CANDIDATES
         sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
-        arrays = [logprobs_T.numpy(), greedy_R.numpy(), sampled_KV]
+        if step.beams:
+            rows, sampled_KV = range(num_sampled, num_sampled + len(step.beams)), sampled_KV[:num_sampled]
+            candidates = self._candidates.read(samples_KV, rows, step.num_candidates)
+        output = StepOutput(logprobs_T.numpy(), greedy_R.numpy(), sampled_KV, candidates=candidates)
         rest = list(outputs[len(OUTPUTS) :])
         if self._kept is not None:
             self.next_ids = rest.pop(0)
-        return StepOutput(*arrays, *rest)
+        return replace(output, logits_RV=rest[0]) if rest else output
 
     def describe(self) -> Mapping[str, Any]:
         return {
@@ -105,10 +114,18 @@ class SeparateHead(Head):
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
     def __init__(
-        self, session: ort.InferenceSession, logits: str, device: Device, *, exposes_rows: bool, async_decode: bool
+        self,
+        session: ort.InferenceSession,
+        logits: str,
+        device: Device,
+        open_graph: Callable[[bytes], ort.InferenceSession],
+        *,
+        exposes_rows: bool,
+        async_decode: bool,
     ) -> None:
         why = "the graph runs as it is; its logits feed a second graph"
-        super().__init__("untouched", why, device, device if exposes_rows else None, device if async_decode else None)
+        places = (device if exposes_rows else None), (device if async_decode else None)
+        super().__init__("untouched", why, device, open_graph, *places)
         self._session = session
         self._logits = logits
         self._device = device
@@ -129,5 +146,5 @@ class SeparateHead(Head):
 def output_rows(step: Step) -> dict[str, int]:
     """How many rows each output of the scoring head has. A step with a `width` has no empty ones, which not
     every provider takes."""
-    num_samples = max(1, len(step.samples)) if step.width is not None else len(step.samples)
+    num_samples = max(1, len(step.whole_rows)) if step.width is not None else len(step.whole_rows)
     return dict(zip(OUTPUTS, (len(step.targets), len(step.logits_rows), num_samples), strict=True))

@@ -90,14 +90,15 @@ class Opener:
             graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, outputs)
             head = self.helper(graph.SerializeToString())
             asked = {"exposes_rows": exposes_rows, "async_decode": async_decode}
-            return session, SeparateHead(head, logits.name, place, **asked)
+            return session, SeparateHead(head, logits.name, place, self.helper, **asked)
         is_captured = self.model.buckets.is_captured
         scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
         caches = _cache_names(spec)
         session = self._from_memory(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
-        return session, Head(scoring.kind, scoring.reason, place, exposed, kept, scoring.late_products)
+        said = scoring.kind, scoring.reason, place, self.helper
+        return session, Head(*said, exposed, kept, scoring.late_products)
 
     def _token_form(self, spec: DecoderSpec) -> TokenForm:
         """How token ids are taken, by the decoder or by the graph that embeds them."""

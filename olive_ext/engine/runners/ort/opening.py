@@ -29,7 +29,7 @@ from olive_ext.engine.runners.row_trials import find_row_mix
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
 from olive_ext.engine.step import Batching, RowMix
-from olive_ext.errors import ModelError, ProviderError
+from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.attention_rewrites import with_full_length_kv
 from olive_ext.graph.attention_trial import AttentionTrial
 from olive_ext.graph.onnx_file import ModelProto, load_graph
@@ -50,7 +50,8 @@ def open_ort_runner(model: ResolvedModel, profile_prefix: Path | None = None) ->
     up or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile.
     """
     try:
-        return _open(Opener(model, profile_prefix))
+        with understood(model.files.decoder):
+            return _open(Opener(model, profile_prefix))
     except MisplacedError as error:
         host = model.providers[-1:]
         if not model.settings.allow_cpu_fallback or host[0].device != "cpu":

@@ -1,0 +1,284 @@
+"""Damages what an evaluation is given, at random, and says how it ends.
+
+    python -m tests.fuzz --cases 1000
+
+Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
+reference are damaged, each case in a process that is forked from one that has imported everything and opened nothing.
+A case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0
+and finite numbers, which are those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful
+change, and a task without metrics has no numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import yaml
+
+from olive_ext.backends import hf, lm_eval_run, peer_backends, task_loading  # noqa: F401  (imported before the forks)
+from olive_ext.cli import main as command
+from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
+from tests.backends.local_tasks import NAMES, write_tasks
+from tests.check.test_random_packages import GENAI, HF, places, replaced
+from tests.check.tiny import put_model
+
+SECONDS = 120
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**64, 0.5, -0.0, 1e308, "", "x", "0", "-1", "auto", "none"),
+    *("../..", "/", "/dev/null", "\x1b[31m", "a" * 5000, "é\ud7ff", "{{x}}", [], {}, [[]], {"a": 1}, ["x", 1], [None]),
+)
+"""Values that stand where others were."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One damaged input: what was done, the command's arguments, and whether its numbers must be the undamaged ones."""
+
+    what: str
+    argv: list[str]
+    is_cache: bool = False
+
+
+class Root:
+    """An undamaged model, its tasks and the caches of its evaluation, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.whole = folder / "whole"
+        put_model(self.whole / "model")
+        (self.whole / "model" / "genai_config.json").write_text(json.dumps(GENAI))
+        (self.whole / "model" / "config.json").write_text(json.dumps(HF))
+        shutil.copytree(self.whole / "model", self.whole / "reference")
+        write_tasks(self.whole / "tasks")
+        self.expected: dict[str, Any] = {}
+
+    def argv(self, *more: str, tasks: Sequence[str] = NAMES) -> list[str]:
+        common = ["--include-path", "tasks", "--output", "out", "--set", "isolation=none"]
+        quick = ["--set", "engine.num_threads=1", "--set", "bootstrap_iters=10"]
+        return ["evaluate", "model", "--tasks", ",".join(tasks), *common, *quick, *more]
+
+    def with_reference(self) -> list[str]:
+        how = ("--set", "reference.mode=recorded", "--set", "reference.records_dir=records")
+        return self.argv("--reference", "reference", *how, tasks=NAMES[:2])
+
+
+def settings(rng: random.Random, root: Root, here: Path) -> Case:
+    """A random value for a random setting, which may be misspelt."""
+    names = [name for name in EvaluationConfig.model_fields if name not in ("model", "tasks", "output_dir", "workers")]
+    names += [f"engine.{name}" for name in EngineConfig.model_fields]
+    names += [f"reference.{name}" for name in ReferenceConfig.model_fields]
+    name = rng.choice(names)
+    if rng.random() < 0.1:
+        name = name[:-1] + rng.choice("sxz")
+    value = json.dumps(rng.choice(ODD))
+    return Case(f"{name}={value[:60]}", root.argv("--set", f"{name}={value}", tasks=NAMES[:1]))
+
+
+def package(rng: random.Random, root: Root, here: Path) -> Case:
+    """A random value anywhere in one of the package's JSON files, or random bytes."""
+    name = rng.choice(["genai_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"])
+    return Case(_damage_file(rng, here / "model" / name), root.argv(tasks=NAMES[:1]))
+
+
+def graph(rng: random.Random, root: Root, here: Path) -> Case:
+    """Random bytes in the graph, or two of its names, types or shapes swapped."""
+    file = here / "model" / "model.onnx"
+    if rng.random() < 0.4:
+        return Case(_damage_bytes(rng, file), root.argv(tasks=NAMES[:1]))
+    model = onnx.load(file)
+    kind = rng.choice(["node", "input", "output", "initializer"])
+    items = getattr(model.graph, kind)
+    one, two = rng.sample(range(len(items)), 2)
+    if kind == "node":
+        what = rng.choice(["op_type", "input", "output"])
+        first, second = copy.deepcopy(getattr(items[one], what)), copy.deepcopy(getattr(items[two], what))
+        for node, value in ((items[one], second), (items[two], first)):
+            if what == "op_type":
+                node.op_type = value
+            else:
+                del getattr(node, what)[:]
+                getattr(node, what).extend(value)
+    else:
+        what = "name"
+        items[one].name, items[two].name = items[two].name, items[one].name
+    file.write_bytes(model.SerializeToString())
+    return Case(f"graph.{kind}[{one}, {two}].{what}", root.argv(tasks=NAMES[:1]))
+
+
+def tasks(rng: random.Random, root: Root, here: Path) -> Case:
+    """A random value anywhere in a task file, or random bytes."""
+    name = rng.choice([*NAMES, "tiny_group"])
+    return Case(_damage_file(rng, here / "tasks" / f"{name}.yaml"), root.argv(tasks=[name]))
+
+
+def caches(rng: random.Random, root: Root, here: Path) -> Case:
+    """A journal, or records of a reference, damaged: bytes, its end, or the file is gone or is something else."""
+    files = sorted(file for folder in ("out", "records") for file in (here / folder).rglob("*") if file.is_file())
+    file = rng.choice([file for file in files if file.name != "report.json" and file.stat().st_size])
+    return Case(_damage_bytes(rng, file, and_more=True), root.with_reference(), is_cache=True)
+
+
+KINDS: dict[str, Callable[[random.Random, Root, Path], Case]] = {
+    "settings": settings,
+    "packages": package,
+    "graphs": graph,
+    "tasks": tasks,
+    "caches": caches,
+}
+
+
+def _damage_file(rng: random.Random, file: Path) -> str:
+    if rng.random() < 0.2:
+        return _damage_bytes(rng, file)
+    text = file.read_text(encoding="utf-8")
+    is_yaml = file.suffix == ".yaml"
+    content = yaml.load(text.replace("!function ", "FUNCTION:"), yaml.BaseLoader) if is_yaml else json.loads(text)
+    way, value = rng.choice(_shallow(content)), rng.choice(ODD)
+    changed = replaced(content, way, value)
+    written = yaml.safe_dump(changed).replace("FUNCTION:", "!function ") if is_yaml else None
+    file.write_text(json.dumps(changed) if written is None else written, encoding="utf-8")
+    return f"{file.name} {'.'.join(map(str, way))}={json.dumps(value)[:60]}"
+
+
+def _shallow(content: Any) -> list[tuple[Any, ...]]:
+    """Every place but those of a vocabulary's single tokens."""
+    return [way for way in places(content) if len(way) < 3 or way[:2] != ("model", "vocab")]
+
+
+def _damage_bytes(rng: random.Random, file: Path, *, and_more: bool = False) -> str:
+    content = bytearray(file.read_bytes())
+    ways = ["flip", "flip", "cut", "insert", "zero"]
+    how = rng.choice([*ways, "gone", "folder", "empty", "link"] if and_more else ways)
+    at = rng.randrange(len(content))
+    if how == "flip":
+        content[at] ^= 1 << rng.randrange(8)
+    elif how == "cut":
+        del content[at:]
+    elif how == "insert":
+        content[at:at] = rng.randbytes(rng.randint(1, 20))
+    elif how == "zero":
+        content[at : at + 64] = bytes(len(content[at : at + 64]))
+    file.unlink()
+    if how == "folder":
+        file.mkdir()
+    elif how == "link":
+        file.symlink_to("/dev/zero")
+    elif how != "gone":
+        file.write_bytes(b"" if how == "empty" else content)
+    return f"{file.name} {how} at {at}"
+
+
+def judged(case: Case, here: Path, root: Root, status: int, seconds: float) -> str:
+    """What is wrong with how the case ended; "" where nothing is."""
+    err = (here / "stderr").read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in err.splitlines() if not line.startswith("olive-ext: WARNING")]
+    if seconds > SECONDS:
+        return f"{seconds:.0f} seconds"
+    if "Traceback" in err:
+        return f"a traceback: {lines[-1]}"
+    if status == 2:
+        return "" if len(lines) == 1 and lines[0].startswith("olive-ext: error: ") else f"other lines: {lines}"
+    if status != 0:
+        return f"status {status}: {lines[-3:]}"
+    found = numbers(here)
+    if case.is_cache and found != root.expected:
+        return f"other numbers: {found}"
+    odd = [name for name, value in found.items() if not math.isfinite(value)]
+    return f"status 0, and not finite: {odd}" if odd else ""
+
+
+def numbers(here: Path) -> dict[str, float]:
+    """The metrics of the report."""
+    report = json.loads((here / "out" / "report.json").read_text(encoding="utf-8"))
+    return {f"{item['task']} {item['metric']} {item['filter']}": item["value"] for item in report["metrics"]}
+
+
+def forked(argv: list[str], here: Path) -> tuple[int, float]:
+    """The status of the command, in a process of its own in the folder `here`, a signal being negative, and how many
+    seconds of the processor it took; it is killed behind ten times `SECONDS` by the clock."""
+    begin = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            os.chdir(here)
+            for name, number in (("stdout", 1), ("stderr", 2)):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            sys.argv = ["olive-ext", *argv]
+            status = command()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+    while True:
+        ended, status, used = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        if time.monotonic() - begin > 10 * SECONDS:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def run(kind: str, count: int, rng: random.Random, folder: Path) -> tuple[int, Counter[int], list[str]]:
+    """Runs `count` distinct cases of one kind: how many seconds the longest took, the ends by status, and what ended
+    wrongly."""
+    root = Root(folder)
+    if kind == "caches":
+        assert forked(root.with_reference(), root.whole)[0] == 0, (root.whole / "stderr").read_text()
+        root.expected = numbers(root.whole)
+    seen: set[str] = set()
+    ends: Counter[int] = Counter()
+    wrong: list[str] = []
+    longest = 0.0
+    while len(seen) < count:
+        here = folder / "case"
+        shutil.rmtree(here, ignore_errors=True)
+        shutil.copytree(root.whole, here)
+        case = KINDS[kind](rng, root, here)
+        if case.what in seen:
+            continue
+        seen.add(case.what)
+        status, seconds = forked(case.argv, here)
+        ends[status] += 1
+        longest = max(longest, seconds)
+        if problem := judged(case, here, root, status, seconds):
+            wrong.append(f"{kind}: {case.what}: {problem}")
+            sys.stdout.write(f"{wrong[-1]!r}\n")
+            sys.stdout.flush()
+    return math.ceil(longest), ends, wrong
+
+
+def main() -> None:
+    """Prints every case that ended wrongly, and the counts; status 1 where there is one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000, help="distinct cases, shared by the kinds")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng, num_wrong = random.Random(arguments.seed), 0
+    for kind in arguments.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            longest, ends, wrong = run(kind, arguments.cases // len(arguments.kinds), rng, Path(folder))
+        told = ", ".join(f"{count} with status {status}" for status, count in sorted(ends.items()))
+        sys.stdout.write(f"{kind}: {sum(ends.values())} cases, {told}; longest {longest} s; {len(wrong)} wrong\n")
+        sys.stdout.flush()
+        num_wrong += len(wrong)
+    sys.exit(num_wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What each graph of a model does: by the graphs, by names, and where the two contradict each other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model import resolve
+from olive_ext.model.components import find_parts, settle
+from olive_ext.model.outline import Outline
+from olive_ext.model.types import TensorSpec
+from tests.exports.media import media_export
+
+FOLDERS = {"decoder": "text", "embedding": "words", "vision_encoder": "eyes"}
+
+IDS = TensorSpec("input_ids", 7, ("B", "S"))
+FEATURES = (TensorSpec("image_features", 1, ("N", 64)), TensorSpec("audio_features", 1, ("M", 64)))
+
+
+def outline(inputs: list[TensorSpec], *outputs: TensorSpec) -> Outline:
+    return Outline({one.name: one for one in inputs}, {one.name: one for one in outputs}, {})
+
+
+EMBEDS = TensorSpec("inputs_embeds", 1, ("B", "S", 64))
+DECODER = outline([EMBEDS], TensorSpec("logits", 1, ("B", "S", 99)))
+EMBEDDING = outline([IDS, *FEATURES], EMBEDS)
+
+
+def encoder(given: str, returned: TensorSpec) -> Outline:
+    return outline([TensorSpec(given, 1, ("B", 3, 32, 32))], returned)
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Path:
+    """A folder of graphs whose names say nothing."""
+    source, _ = media_export("llava")
+    for theirs, ours in FOLDERS.items():
+        shutil.copytree(source / theirs, tmp_path / ours)
+    for file in source.glob("*.json"):
+        if file.name != "genai_config.json":
+            shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_parts_are_told_by_what_graphs_make_of_each_other() -> None:
+    unnamed = TensorSpec("output", 1, ("rows", 64))
+    others = {
+        Path("a"): EMBEDDING,
+        Path("b"): encoder("pixel_values", unnamed),
+        Path("c"): encoder("input_features", FEATURES[1]),
+        Path("d"): encoder("pixel_values", TensorSpec("output", 1, ("rows", 65))),
+        Path("e"): encoder("x", unnamed),  # for pictures or for sound
+    }
+    found = find_parts(DECODER, others)
+    assert {str(file): part.name for file, part in found.items()} == {"a": "embedding", "b": "vision", "c": "audio"}
+
+
+def test_encoder_of_an_encoder_decoder_is_told_by_its_states() -> None:
+    states = TensorSpec("encoder_hidden_states", 1, ("B", "T", 64))
+    decoder = outline([IDS, states], TensorSpec("logits", 1, ("B", "S", 99)))
+    found = find_parts(decoder, {Path("a"): outline([IDS], TensorSpec("last_hidden_state", 1, ("B", "T", 64)))})
+    assert [part.name for part in found.values()] == ["encoder"]
+
+
+def test_name_that_contradicts_the_graphs_is_refused_with_both() -> None:
+    found = find_parts(DECODER, {Path("a"): EMBEDDING, Path("b"): encoder("pixel_values", FEATURES[0])})
+    error = (
+        r"by genai_config.json's model.speech.filename 'b' is the part 'audio'; by the graphs it is 'vision': "
+        "it returns what the embedding graph takes as 'image_features'"
+    )
+    with pytest.raises(ModelError, match=error):
+        settle({"audio": (Path("b"), "genai_config.json's model.speech.filename")}, found)
+
+
+def test_two_graphs_of_one_part_are_refused_unless_one_is_named() -> None:
+    one, other = (encoder("pixel_values", FEATURES[0]) for _ in range(2))
+    found = find_parts(DECODER, {Path("a"): EMBEDDING, Path("b"): one, Path("c"): other})
+    with pytest.raises(ModelError, match="both 'b' and 'c' are 'vision' by the graphs: name one in 'components'"):
+        settle({}, found)
+    assert settle({"vision": (Path("c"), "here")}, found)["vision"] == (Path("c"), "here")
+
+
+@pytest.mark.slow
+def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -> None:
+    model = resolve(ModelSettings(model=str(by_hand)))
+    assert {part: files.graph.parent.name for part, files in model.files.companions.items()} == {
+        "embedding": "words",
+        "vision": "eyes",
+    }
+    assert model.files.origins["vision"] == "it returns what the embedding graph takes as 'image_features'"
+    assert model.media is not None
+    assert not model.media.problem
+    package = resolve(ModelSettings(model=str(media_export("llava")[0])))
+    assert package.media is not None
+    assert model.media.encoders[0].placeholder == package.media.encoders[0].placeholder
+
+
+@pytest.mark.slow
+def test_components_are_named_by_hand(by_hand: Path) -> None:
+    shutil.copytree(by_hand / "eyes", by_hand / "other")
+    with pytest.raises(ModelError, match=r"both '.*eyes.*' and '.*other.*' are 'vision'"):
+        resolve(ModelSettings(model=str(by_hand)))
+    named = {"decoder": "text/model.onnx", "embedding": "words/model.onnx", "vision": "other/model.onnx"}
+    files = resolve(ModelSettings(model=str(by_hand), components=named)).files
+    assert files.companions["vision"].graph == by_hand / "other" / "model.onnx"
+    assert (files.decoder, files.origins["vision"]) == (by_hand / "text" / "model.onnx", "the setting 'components'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("components", "error"),
+    [
+        ({"vision": "words/model.onnx"}, r"'components' '.*words.*' is the part 'vision'; by the graphs .*'embedding'"),
+        ({"vision": "nose/model.onnx"}, r"'components.vision' = 'nose/model.onnx' is not in"),
+        ({"decoder": "words/model.onnx", "embedding": "text/model.onnx"}, "takes token ids itself"),
+    ],
+)
+def test_components_that_are_wrong_are_refused_by_name(by_hand: Path, components: dict[str, str], error: str) -> None:
+    with pytest.raises(ModelError, match=error):
+        resolve(ModelSettings.of({"model": by_hand, "components": components}))
+
+
+def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"'components' = {'visoin'"):
+        ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
