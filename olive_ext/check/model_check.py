@@ -190,8 +190,9 @@ def _add_media(model: ResolvedModel, section: Section) -> None:
     if model.media.problem:
         section.add("refused", model.media.problem, "text runs without encoders")
     for encoder in model.media.encoders:
-        name, part = encoder.modality.value, encoder.files.graph
-        section.add(f"{name} encoder", part, model.files.origins.get(encoder.part, ""))
+        name, provider = encoder.modality.value, model.providers_of(encoder)[0]
+        section.add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
+        section.add(f"{name} provider", provider.name, provider.origin)
         section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
         section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
         section.add(f"{name} placeholder", encoder.placeholder)
@@ -200,8 +201,7 @@ def _add_media(model: ResolvedModel, section: Section) -> None:
         section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
         section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
         section.add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
-    for note in model.media.notes:
-        section.add("note", note)
+    section.facts += [Fact("note", note) for note in model.media.notes]
 
 
 def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:

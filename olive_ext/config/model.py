@@ -96,9 +96,11 @@ class EngineConfig(Strict):
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
 
-    encoder_provider: Word | None = None
+    encoder_provider: ProviderRequest | dict[Literal["vision", "audio"], ProviderRequest] | None = None
     """Execution provider of the encoders of pictures and sound, where it is not the decoder's: exporters give encoders
-    operators that some providers lack. Their features are then copied to the decoder's device."""
+    operators that some providers lack. Its forms are those of `execution_provider`; a mapping names it for the "vision"
+    and the "audio" encoder. None takes what the encoder's own section of genai_config.json names, where the decoder's
+    provider is not set elsewhere, else the decoder's. Features are copied to the decoder's device."""
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""

@@ -6,7 +6,8 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -54,6 +55,18 @@ class Beams:
 
 
 @dataclass(frozen=True)
+class Suppressed:
+    """Tokens that are never generated (`everywhere`), or not as the first (`at_first`): as transformers does with
+    Whisper's `suppress_tokens` and `begin_suppress_tokens`."""
+
+    everywhere: tuple[int, ...] = ()
+    at_first: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere or self.at_first)
+
+
+@dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
@@ -68,8 +81,16 @@ class Generation:
     stops: tuple[str, ...] = ()
     """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
 
+    suppressed: Suppressed = field(default_factory=Suppressed)
+    """Not together with `beams`."""
+
     beams: Beams | None = None
     """None follows one sequence."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the next token is chosen on the host, from the whole row of logits."""
+        return not self.sampling.is_greedy or bool(self.suppressed)
 
     @property
     def num_slots(self) -> int:
@@ -192,6 +213,11 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
     fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
     return Compared(**fields, targets=targets, positions=positions)
+
+
+def integers(values: Iterable[int]) -> npt.NDArray[np.int64]:
+    """As an array: by way of Python's own, which numpy reads a dozen times as fast as numbers one by one."""
+    return np.array(array("q", values))
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Given: TypeAlias = Any
 """A PIL picture, a path, or the bytes of a file."""
 
+THUMBNAIL_SIDE = 128
+"""Pixels of a thumbnail's longer side."""
+
 LARGEST_SIDE = 16384
 """Pixels of a side at most: processors enlarge the shorter side in proportion, which takes any memory."""
 
@@ -54,6 +57,14 @@ def sendable(given: Given) -> Given:
         return Path(given).read_bytes()
     except OSError as error:
         raise TaskError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+
+
+def thumbnail(given: Given) -> str:
+    """A small JPEG of the picture as a data URL. Raises `TaskError` as `read_picture` does."""
+    picture, file = read_picture(given), io.BytesIO()
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    picture.save(file, "JPEG", quality=75)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def blank(width: int, height: int) -> Image.Image:

@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SECTIONS = ("embedding", "encoder")
 """Sections of genai_config.json whose graph text needs."""
 
-_MEDIA_SECTIONS = {"vision": "vision", "speech": "audio"}
+MEDIA_SECTIONS = {"vision": "vision", "speech": "audio"}
 """Sections whose graph only pictures or sound need, and what that is called here."""
 
 _SIBLINGS = {
@@ -157,7 +157,7 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
     alone. Raises `ModelError` for another graph that genai_config.json names and that does not exist.
     """
     found = _by_name(decoder)
-    for section, part in _MEDIA_SECTIONS.items():
+    for section, part in MEDIA_SECTIONS.items():
         name = genai_config.get("model", {}).get(section, {}).get("filename")
         if name and (directory / name).is_file():
             found[part] = (directory / name, f"genai_config.json's model.{section}.filename")

@@ -100,6 +100,8 @@ class GenerationConfig(_Section):
 
     eos_token_id: NonNegativeIds | None = None
     decoder_start_token_id: NonNegativeIds | None = None
+    suppress_tokens: list[Int] | None = None
+    begin_suppress_tokens: list[Int] | None = None
 
 
 def read_json(path: Path, form: type[_Section] | None = None) -> Mapping[str, Any]:

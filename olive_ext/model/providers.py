@@ -44,16 +44,18 @@ def resolve_providers(
     genai_config: Mapping[str, Any] | None = None,
     available: Iterable[str] | None = None,
     allow_cpu_fallback: bool = False,
+    setting: str = "execution_provider",
+    section: str = "decoder",
 ) -> tuple[Provider, ...]:
     """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
-    (the user's: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), genai_config.json,
-    the CPU.
+    (the user's `setting`: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), the
+    `section` of genai_config.json, the CPU.
 
     `options` belong to the first provider, or as a list one entry to each. `available` are the full names of the
     providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
     there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
     """
-    written, origin = _written(request, handed_over, genai_config)
+    written, origin = _written({setting: request, "Olive's accelerator": handed_over}, genai_config, section)
     written = _with_options(written, options, origin)
     names = frozenset(available_providers() if available is None else available) | {CPU}
     providers: list[Provider] = []
@@ -66,20 +68,22 @@ def resolve_providers(
                 f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
             )
             if not allow_cpu_fallback:
-                raise ProviderError(f"{missing}; name another in 'execution_provider' or set 'allow_cpu_fallback'")
+                raise ProviderError(f"{missing}; name another in '{setting}' or set 'allow_cpu_fallback'")
             logger.warning("%s; running without it", missing)
             continue
         if row.name == CPU and asked_options:
-            names_given = ", ".join(f"'{key}'" for key in asked_options)
-            given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
-            raise ProviderError(
-                f"{CPU} takes no options, and was given {names_given}{given_by}; threads are 'engine.num_threads'"
-            )
+            raise ProviderError(_cpu_options(asked_options, origin))
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
+
+
+def _cpu_options(given: Mapping[str, Any], origin: str) -> str:
+    names = ", ".join(f"'{key}'" for key in given)
+    given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
+    return f"{CPU} takes no options, and was given {names}{given_by}; threads are 'engine.num_threads'"
 
 
 def available_providers() -> tuple[str, ...]:
@@ -140,12 +144,14 @@ def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> 
             )
 
 
-def _written(request: Any, handed_over: Any, genai_config: Mapping[str, Any] | None) -> tuple[list[Written], str]:
-    for value, origin in ((request, "execution_provider"), (handed_over, "Olive's accelerator")):
+def _written(
+    given: Mapping[str, Any], genai_config: Mapping[str, Any] | None, section: str
+) -> tuple[list[Written], str]:
+    for origin, value in given.items():
         if value:
             return _pairs(value, origin), origin
-    decoder = ((genai_config or {}).get("model") or {}).get("decoder") or {}
-    entries = (decoder.get("session_options") or {}).get("provider_options") or []
+    written_section = ((genai_config or {}).get("model") or {}).get(section) or {}
+    entries = (written_section.get("session_options") or {}).get("provider_options") or []
     written: list[Written] = [
         (name, {key: value for key, value in (options or {}).items() if key not in _GENAI_ONLY})
         for entry in entries

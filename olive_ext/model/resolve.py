@@ -18,9 +18,9 @@ from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
 from olive_ext.model import decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
-from olive_ext.model.folders import GENAI_CONFIG
+from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind
-from olive_ext.model.media_types import MEDIA_PARTS, MediaSpec
+from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.outline import read_graph
 from olive_ext.model.package_config import custom_operators_of, inside
@@ -95,6 +95,23 @@ class ResolvedModel:
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
         )
 
+    def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
+        """The providers of an encoder: those that `engine.encoder_provider` names for it; where nobody has named the
+        model's, those of its own section in genai_config.json; else the decoder's."""
+        asked: Any = self.settings.engine.encoder_provider
+        if isinstance(asked, Mapping):
+            asked = asked.get(encoder.part)
+        section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
+        is_free = not self.came_up and self.providers[0].origin in ("genai_config.json", "default")
+        own = resolve_providers(
+            asked,
+            genai_config=self.files.genai_config if is_free else None,
+            allow_cpu_fallback=self.settings.allow_cpu_fallback,
+            setting="engine.encoder_provider",
+            section=section,
+        )
+        return self.providers if own[0].origin == "default" else own
+
     @cached_property
     def custom_operators(self) -> Path | None:
         """The library of operators that genai_config.json names, which is native code. Raises `ModelError` unless such
@@ -167,11 +184,10 @@ class ResolvedModel:
 
         return read_source_kind(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
-    @property
-    def warms_encoders(self) -> bool:
-        """Whether encoders of pictures and sound run in shape buckets, all of them beforehand."""
+    def warms(self, encoder: MediaEncoderSpec) -> bool:
+        """Whether an encoder of pictures or sound runs in shape buckets, all of them beforehand."""
         engine = self.settings.engine
-        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers[0].plans_shapes
+        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers_of(encoder)[0].plans_shapes
 
     @cached_property
     def context_length(self) -> int | None:

@@ -156,6 +156,9 @@ class Flip:
 
     filter: str = ""
 
+    pictures: tuple[str, ...] = ()
+    """Thumbnails of what the question shows, as data URLs."""
+
 
 @dataclass(frozen=True)
 class Certainty:

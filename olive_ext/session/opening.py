@@ -32,8 +32,8 @@ from olive_ext.session.session import Session
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
-from olive_ext.text.conversion import Encoding
-from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.encoder_decoder import Encoding
+from olive_ext.text.generation_bounds import read_start, read_stop_ids, read_suppressed
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
@@ -201,7 +201,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    if parts.media is not None and parts.media.markers and model.warms_encoders:
+    encoders = model.media.encoders if model.media is not None else ()
+    if parts.media is not None and any(map(model.warms, encoders)):
         opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
     return parts
 
@@ -229,7 +230,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
     if kind is not None:
         start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
-        encoding = Encoding(takes_features, start, sound)
+        encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
     media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 

@@ -25,7 +25,8 @@ from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
 from olive_ext.session.calls import Turns, batches, naming, warn_of_cuts
 from olive_ext.session.converted_requests import ToGenerate, ToRoll, ToScore, to_generation, to_rolling, to_scoring
 from olive_ext.session.executor import Executor, RecordsElsewhere
-from olive_ext.text.conversion import Converted, Encoding
+from olive_ext.text.conversion import Converted
+from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import GenerationOutput, RollingOutput, ScoringOutput
 from olive_ext.text.tokenizer import Tokenizer

@@ -13,48 +13,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
 from olive_ext.errors import ConfigError, TaskError
-from olive_ext.media.sound import SoundProcessor
+from olive_ext.text.encoder_decoder import NO_SOUND, Encoding, answer_tokens, decoder_tokens, make_sources, spoken
 from olive_ext.text.generation_bounds import StopChecker
-from olive_ext.text.placeholders import MediaText, cut_media, with_images
+from olive_ext.text.placeholders import MediaText, cut_media, with_media
 from olive_ext.text.requests import (
     GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
-    Prompt,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
     ScoringRequest,
-    SourceInput,
 )
 from olive_ext.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """What decides how requests for an encoder-decoder are converted; a session of a decoder has none."""
-
-    takes_features: bool
-    start: tuple[int, ...]
-    """Tokens with which the decoder begins; empty where no configuration names them."""
-
-    sound: SoundProcessor | None = None
-    """Makes features of sound; None where the encoder takes none."""
-
-    def begin(self) -> list[int]:
-        """`start`; `ConfigError` where it is not known."""
-        if not self.start:
-            raise ConfigError(
-                "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
-            )
-        return list(self.start)
 
 
 @dataclass(frozen=True)
@@ -75,60 +51,12 @@ def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: Media
     if isinstance(prompt, str):
         tokens, images = tokenizer.encode(prompt), request.images
     elif messages := [item for item in prompt if not isinstance(item, int)]:
-        messages, images = with_images(messages, request.images)
+        messages, images = with_images(messages, request)
         text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
         tokens = tokenizer.encode(text, add_special_tokens=False)
     else:
         tokens, images = [item for item in prompt if isinstance(item, int)], request.images
     return placed(media, tokens or [tokenizer.prefix_token_id], images)
-
-
-def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
-    """The prompt of an encoder-decoder's decoder: ids as they are, text behind the decoder's first tokens."""
-    if isinstance(prompt, str):
-        return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
-    if not all(isinstance(item, int) for item in prompt):
-        raise ConfigError("an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'")
-    return [item for item in prompt if isinstance(item, int)] or encoding.begin()
-
-
-def make_source(
-    tokenizer: Tokenizer, given: SourceInput | None, encoding: Encoding | None, max_length: int
-) -> Source | None:
-    """The engine's source. Text gets the special tokens of the encoder's tokenizer; a text or ids longer than
-    `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is missing or of the wrong kind.
-    """
-    if encoding is None:
-        if given is not None:
-            raise ConfigError("'source' is for encoder-decoders; this model has no encoder: give it as the prompt")
-        return None
-    if given is None:
-        wanted = "features" if encoding.takes_features else "a text or token ids"
-        raise ConfigError(f"this model is an encoder-decoder: 'source' must be {wanted}")
-    if isinstance(given, np.ndarray) and given.dtype.kind == "f":
-        if not encoding.takes_features:
-            raise ConfigError("'source' is an array of features; the encoder of this model takes a text or token ids")
-        return Source(given.astype(np.float32, copy=False))
-    if encoding.takes_features:
-        kind = type(given).__name__
-        raise ConfigError(f"'source' is a {kind}; the encoder of this model takes features: give an array of floats")
-    ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
-    return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))
-
-
-def make_sources(
-    tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
-) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound. Raises `ConfigError` as `make_source` does, and
-    `TaskError` for a sound that cannot be read or is not taken."""
-    if not request.audio:
-        return (make_source(tokenizer, request.source, encoding, max_length),)
-    if encoding is None or encoding.sound is None:
-        raise TaskError("the request gives sound; this model takes none")
-    if len(request.audio) > 1 or request.source is not None:
-        given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"
-        raise TaskError(f"the request gives {given}; this model takes one sound")
-    return tuple(map(Source, encoding.sound.windows(request.audio[0])))
 
 
 def convert_generation(
@@ -140,6 +68,7 @@ def convert_generation(
     media: MediaText | None = None,
 ) -> Converted[GenerationOutput]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
+    request = request if encoding is None else spoken(request, encoding)
     sources = make_sources(tokenizer, request, encoding, max_length)
     found: Media = ()
     if encoding is None:
@@ -149,14 +78,7 @@ def convert_generation(
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     found = cut_media(found, len(tokens) - len(kept), len(tokens))
     checker = StopChecker(tokenizer, request.stop)
-    generation = Generation(
-        max_new_tokens=request.max_new_tokens,
-        stop_ids=stop_ids,
-        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
-        is_finished=checker if request.stop else None,
-        stops=tuple(request.stop),
-        beams=request.beams,
-    )
+    generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise TaskError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
 
@@ -172,6 +94,24 @@ def convert_generation(
     return Converted(requests, output, len(kept) < len(tokens))
 
 
+def _generation(
+    request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
+) -> Generation:
+    if request.beams is not None and suppressed:
+        raise TaskError(
+            "the model's configuration has 'suppress_tokens', which a beam search does not keep: 'num_beams' must be 1"
+        )
+    return Generation(
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        is_finished=checker if request.stop else None,
+        stops=tuple(request.stop),
+        suppressed=suppressed,
+        beams=request.beams,
+    )
+
+
 def scoring_tokens(
     tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
 ) -> tuple[list[int], list[int], Media]:
@@ -182,7 +122,7 @@ def scoring_tokens(
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:
         if messages := [item for item in context if isinstance(item, Mapping)]:
-            messages, images = with_images(messages, images)
+            messages, images = with_images(messages, request)
             context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
         elif isinstance(context, str):
             context_ids = tokenizer.encode(context) if context else []
@@ -195,6 +135,16 @@ def scoring_tokens(
     return tokens, target_ids, found
 
 
+def with_images(
+    messages: Sequence[Mapping[str, Any]], request: GenerationRequest | ScoringRequest
+) -> tuple[list[Mapping[str, Any]], list[Any]]:
+    """The messages for a template, and their pictures; `TaskError` for sound, which no decoder alone takes."""
+    found, images, audio = with_media(messages, request.images, request.audio)
+    if audio:
+        raise TaskError(NO_SOUND)
+    return found, images
+
+
 def placed(media: MediaText | None, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
     """The tokens with placeholders, and where these are. Raises `TaskError` for pictures where a model takes none."""
     if media is not None:
@@ -202,15 +152,6 @@ def placed(media: MediaText | None, tokens: list[int], images: Sequence[Any]) ->
     if images:
         raise TaskError(f"the request gives {len(images)} pictures, but this model takes text only")
     return tokens, ()
-
-
-def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
-    """(context, target) for an encoder-decoder's decoder, each encoded alone."""
-    target = request.target
-    target_ids = tokenizer.encode_answer(target) if isinstance(target, str) else list(target)
-    if not target_ids:
-        raise TaskError("the target has no tokens: there is nothing to score")
-    return decoder_tokens(tokenizer, request.context, encoding), target_ids
 
 
 def convert_scoring(
@@ -221,6 +162,7 @@ def convert_scoring(
     media: MediaText | None = None,
 ) -> Converted[ScoringOutput]:
     """Raises `ConfigError` where a source is missing or not taken."""
+    request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
         raise TaskError(f"the sound has {len(others) + 1} windows: a target can be scored behind one only")

@@ -1,4 +1,5 @@
-"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request.
+"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request; and
+tokens that are never generated.
 
 A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
 stop) and are left out of the returned text. Knows no engine.
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from olive_ext.engine.requests import Suppressed
 from olive_ext.model.package_config import GenerationConfig, read_json
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -41,6 +43,12 @@ def read_start(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str,
     while start and isinstance(token := forced.get(len(start)), int):
         start.append(token)
     return tuple(start)
+
+
+def read_suppressed(directory: Path, genai_config: Mapping[str, Any]) -> Suppressed:
+    """`suppress_tokens` and `begin_suppress_tokens` of a model's configurations."""
+    keys = ("suppress_tokens", "begin_suppress_tokens")
+    return Suppressed(*(tuple(map(int, _first_named(key, directory, genai_config))) for key in keys))
 
 
 def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[Any]:

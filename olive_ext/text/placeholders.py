@@ -12,7 +12,7 @@ from typing import Any
 from olive_ext.engine.media import Media, MediaRun, moved
 from olive_ext.errors import ConfigError, ModelError, TaskError
 from olive_ext.media import MediaProcessor
-from olive_ext.media.pictures import data_of_url
+from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.media_types import Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
@@ -120,36 +120,63 @@ def cut_media(media: Media, begin: int, length: int) -> Media:
     return moved(media, -begin) if begin else media
 
 
-def with_images(
-    messages: Iterable[Mapping[str, Any]], given: Sequence[Any]
-) -> tuple[list[Mapping[str, Any]], list[Any]]:
-    """Chat messages for a template, and their pictures in order: those that their parts hold, and those `given` beside
-    them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and `TaskError` where
-    more or fewer are given than parts are open."""
+def with_media(
+    messages: Iterable[Mapping[str, Any]], images: Sequence[Any], audio: Sequence[Any]
+) -> tuple[list[Mapping[str, Any]], list[Any], list[Any]]:
+    """Chat messages for a template, their pictures and their sounds, in order: those that their parts hold, and those
+    given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
+    `TaskError` where more or fewer are given than parts are open."""
     found: list[Mapping[str, Any]] = []
-    images: list[Any] = []
+    held: dict[str, list[Any]] = {"image": [], "audio": []}
     for message in messages:
         parts = message.get("content")
         if not isinstance(parts, (list, tuple)):
             found.append(message)
             continue
-        images += [_picture(part) for part in parts if _kind(part) != "text"]
-        found.append({**message, "content": [part if _kind(part) == "text" else {"type": "image"} for part in parts]})
-    num_open = sum(image is None for image in images)
-    if num_open != len(given):
-        raise TaskError(f"the messages leave {num_open} of {len(images)} pictures open, and {len(given)} are given")
+        plain = []
+        for part in parts:
+            if _kind(part) == "text":
+                plain.append(part)
+                continue
+            kind, item = _item(part)
+            held[kind].append(item)
+            plain.append({"type": kind})
+        found.append({**message, "content": plain})
+    return found, _filled(held["image"], images, "picture"), _filled(held["audio"], audio, "sound")
+
+
+def _filled(held: Sequence[Any], given: Sequence[Any], name: str) -> list[Any]:
+    """What the messages hold, with those given in the open places; all that are given where the messages have none."""
+    num_open = sum(item is None for item in held)
+    if num_open != len(given) and (held or name == "picture"):
+        raise TaskError(f"the messages leave {num_open} of {len(held)} {name}s open, and {len(given)} are given")
     rest = iter(given)
-    return found, [next(rest) if image is None else image for image in images]
+    return [next(rest) if item is None else item for item in held] if held else list(given)
 
 
 def _kind(part: Any) -> str:
     return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
 
 
-def _picture(part: Mapping[str, Any]) -> Any:
-    """The picture that a part of a message holds; None where it is to be given."""
-    if _kind(part) == "image":
-        return part.get("image")
-    if _kind(part) == "image_url":
-        return data_of_url(part["image_url"]["url"])
-    raise ConfigError(f"a message has a part of the type '{_kind(part)}'; text, image and image_url are understood")
+def _item(part: Mapping[str, Any]) -> tuple[str, Any]:
+    """ "image" or "audio", and what a part of a message holds; None where it is to be given."""
+    kind = _kind(part)
+    if kind in ("image", "audio"):
+        return kind, part.get(kind)
+    if kind == "image_url":
+        return "image", data_of_url(_field(part, kind, "url"))
+    if kind == "input_audio":
+        if (form := _field(part, kind, "format")) != "wav":
+            raise TaskError(f"'input_audio' is in the format '{form}': only wav is read")
+        return "audio", decoded(str(_field(part, kind, "data")))
+    raise ConfigError(
+        f"a message has a part of the type '{kind}'; text, image, image_url, audio and input_audio are understood"
+    )
+
+
+def _field(part: Mapping[str, Any], kind: str, name: str) -> Any:
+    """`part[kind][name]`. Raises `ConfigError` where it is not there."""
+    content = part.get(kind)
+    if not isinstance(content, Mapping) or name not in content:
+        raise ConfigError(f"a message has a part of the type '{kind}' without '{kind}.{name}'")
+    return content[name]

@@ -120,7 +120,7 @@ class FakeRunner(Runner):
             return step
         assert self.traits.async_decode
         assert kept is not None
-        rows = tuple(replace(row, tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
+        rows = tuple(row._replace(tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
         return replace(step, rows=rows)
 
     def _execute(self, step: Step) -> StepOutput:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -99,6 +100,18 @@ class Reference:
     def score(self, source: SourceInput, context: Sequence[int], target: Sequence[int]) -> list[float]:
         logprobs_TV = self._logprobs(source, [*context, *target])
         return [logprobs_TV[len(context) - 1 + index, token].item() for index, token in enumerate(target)]
+
+    def greedy(
+        self, source: SourceInput, prompt: Sequence[int], num_tokens: int, processors: Sequence[Any] = ()
+    ) -> list[int]:
+        """The greedy answer, each token behind transformers' logits `processors`."""
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + num_tokens and tokens[-1] != EOS:
+            scores = self._logprobs(source, tokens)[-1:]
+            for processor in processors:
+                scores = processor(torch.tensor([tokens]), scores)
+            tokens.append(int(scores.argmax()))
+        return [token for token in tokens[len(prompt) :] if token != EOS]
 
     def continues(self, source: SourceInput, prompt: Sequence[int], tokens: Sequence[int], num_tokens: int) -> bool:
         """Whether `tokens` are what greedy decoding of at most `num_tokens` gives: each is the argmax behind those

@@ -146,6 +146,8 @@ def test_messages_hold_pictures_or_leave_them_to_the_list(family: str) -> None:
         ("{marker}{marker}", PICTURES, "gives 3 images, and its prompt has 2"),
         ([{"role": "user", "content": [{"type": "image"}]}], [], "leave 1 of 1 pictures open, and 0 are given"),
         ([{"role": "user", "content": [{"type": "video"}]}], [], "a part of the type 'video'"),
+        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives sound; this model takes none"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], [], r"'image_url' without 'image_url\.url'"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}],
             [],

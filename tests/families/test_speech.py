@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import shutil
+import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +20,7 @@ from lm_eval.tasks import TaskManager
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.word_errors import normalized, word_error_rate
-from olive_ext.errors import TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import hf_model
@@ -80,6 +85,91 @@ def test_long_sound_is_answered_window_by_window(session: Session) -> None:
     assert whole.text == " ".join(part.text.strip() for part in alone)
     with pytest.raises(TaskError, match="the sound has 3 windows"):
         session.loglikelihood([ScoringRequest("", "cat", audio=[(samples, RATE)])])
+
+
+def wav(samples: npt.NDArray[np.float32]) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(RATE)
+        writer.writeframes((samples * 2**14).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def test_messages_hold_sound_or_leave_it_to_the_list(session: Session) -> None:
+    content = wav(noise(4, 2).clip(-1, 1))
+    data = {"data": base64.b64encode(content).decode(), "format": "wav"}
+    parts: list[dict[str, Any]] = [
+        {"type": "input_audio", "input_audio": data},
+        {"type": "audio", "audio": content},
+        {"type": "audio"},
+    ]
+    text = {"type": "text", "text": "old"}
+    asked = [
+        GenerationRequest(
+            [{"role": "user", "content": [part, text]}], max_new_tokens=6, audio=[content][len(part) - 1 :]
+        )
+        for part in parts
+    ]
+    outputs = session.generate([*asked, GenerationRequest("old", audio=[content], max_new_tokens=6)])
+    assert len({output.tokens for output in outputs}) == 1
+    scored = session.loglikelihood(
+        [
+            ScoringRequest([{"role": "user", "content": parts[:1]}], "cat"),
+            ScoringRequest("", "cat", audio=[content]),
+        ]
+    )
+    assert scored[0] == scored[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "audio", "error"),
+    [
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}},
+            0,
+            "format 'mp3': only wav is read",
+        ),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, 0, r"without 'input_audio\.data'"),
+        ({"type": "input_audio", "input_audio": {"data": "@", "format": "wav"}}, 0, "not valid base64"),
+        ({"type": "audio"}, 0, "leave 1 of 1 sounds open, and 0 are given"),
+        ({"type": "audio", "audio": b"RIFF"}, 1, "leave 0 of 1 sounds open, and 1 are given"),
+        ({"type": "image", "image": b"x"}, 0, "1 pictures; this model takes sound"),
+        ({"type": "text", "text": "x"}, 0, "must be features, or a sound be in 'audio'"),
+    ],
+)
+def test_message_with_other_sound_than_is_needed_is_refused(
+    session: Session, part: dict[str, Any], audio: int, error: str
+) -> None:
+    with pytest.raises((TaskError, ConfigError), match=error):
+        session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
+
+
+def test_suppressed_tokens_are_those_of_transformers(package: Path, tmp_path: Path) -> None:
+    """transformers' own processors on plain forward passes, against the configuration's two lists."""
+    reference, source = Reference(hf_model("whisper")), features(noise(5, 3))
+    plain = reference.greedy(source, [reference.start], 8)
+    lists = {"suppress_tokens": sorted({plain[2], plain[5]}), "begin_suppress_tokens": [plain[0]]}
+    processors = [
+        transformers.SuppressTokensLogitsProcessor(lists["suppress_tokens"]),
+        transformers.SuppressTokensAtBeginLogitsProcessor(lists["begin_suppress_tokens"], 1),
+    ]
+    expected = reference.greedy(source, [reference.start], 8, processors)
+    assert expected != plain
+    shutil.copytree(package, tmp_path / "package")
+    file = tmp_path / "package" / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **lists}), encoding="utf-8")
+    requests = [GenerationRequest(source=source, max_new_tokens=8), GenerationRequest(source=source, max_new_tokens=4)]
+    for engine in ({}, {"decode_ahead": True}):
+        with olive_ext.open(tmp_path / "package", engine=engine) as opened:
+            outputs = opened.generate(requests)
+            assert [list(output.tokens) for output in outputs] == [expected, expected[:4]]
+            with pytest.raises(TaskError, match="'suppress_tokens', which a beam search does not keep"):
+                opened.generate([GenerationRequest(source=source, max_new_tokens=8, num_beams=2)])
+            target = opened.tokenizer.encode_answer("old cat")
+            score = opened.loglikelihood([ScoringRequest("", "old cat", source=source)])[0]
+    assert score.token_logprobs == pytest.approx(reference.score(source, [reference.start], target), abs=1e-4)
 
 
 def test_two_sounds_or_a_sound_beside_features_are_refused(session: Session) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from olive_ext.errors import TaskError
-from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture
+from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture, thumbnail
 from tests.families.pictures import picture
 
 
@@ -85,6 +85,13 @@ def test_bad_picture_is_refused_in_one_line(given: Any, error: str) -> None:
     with pytest.raises(TaskError, match=error) as caught:
         read_picture(given)
     assert "\n" not in str(caught.value)
+
+
+def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
+    url = thumbnail(_png(picture(0, 640, 320)))
+    found = Image.open(io.BytesIO(data_of_url(url)))
+    assert (found.format, found.size) == ("JPEG", (128, 64))
+    assert Image.open(io.BytesIO(data_of_url(thumbnail(picture(0, 5, 8))))).size == (5, 8)
 
 
 def test_digest_of_a_request_is_of_the_pixels() -> None:

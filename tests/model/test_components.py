@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.components import find_parts, settle
 from olive_ext.model.outline import Outline
-from olive_ext.model.types import TensorSpec
+from olive_ext.model.types import Provider, TensorSpec
 from tests.exports.media import media_export
 
+CPU = "CPUExecutionProvider"
 FOLDERS = {"decoder": "text", "embedding": "words", "vision_encoder": "eyes"}
 
 IDS = TensorSpec("input_ids", 7, ("B", "S"))
@@ -127,3 +129,34 @@ def test_components_that_are_wrong_are_refused_by_name(by_hand: Path, components
 def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ConfigError, match=r"'components' = {'visoin'"):
         ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
+
+
+@pytest.mark.slow
+def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_decoders(tmp_path: Path) -> None:
+    shutil.copytree(media_export("llava")[0], tmp_path / "package")
+    file = tmp_path / "package" / "genai_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["model"]["vision"]["session_options"]["provider_options"] = [{"nowhere": {}}]
+    file.write_text(json.dumps(config), encoding="utf-8")
+
+    def provider(**settings: object) -> Provider:
+        model = resolve(ModelSettings.of({"model": tmp_path / "package", **settings}))
+        assert model.media is not None
+        assert model.providers[0].name == CPU
+        return model.providers_of(model.media.encoders[0])[0]
+
+    for settings in ({}, {"engine": {"encoder_provider": {"audio": "cpu"}}}):
+        with pytest.raises(ProviderError, match=r"genai_config\.json names the unknown execution provider 'nowhere'"):
+            provider(**settings)
+    assert provider(execution_provider="cpu").origin == "execution_provider"
+    assert provider(engine={"encoder_provider": "cpu"}).origin == "engine.encoder_provider"
+    for named in ([["nothing", {"device_id": 1}]], {"vision": "nothing"}):
+        with pytest.raises(ProviderError, match=r"engine\.encoder_provider names the unknown execution provider"):
+            provider(engine={"encoder_provider": named})
+
+
+@pytest.mark.slow
+def test_encoder_without_a_section_of_its_own_runs_where_the_decoder_does(by_hand: Path) -> None:
+    model = resolve(ModelSettings(model=str(by_hand)))
+    assert model.media is not None
+    assert model.providers_of(model.media.encoders[0]) == model.providers

@@ -172,6 +172,16 @@ def test_flips_survive_the_way_into_the_page_and_out() -> None:
     data.chunks[0].encode()
 
 
+def test_page_shows_thumbnails_that_are_in_it_and_nothing_from_elsewhere() -> None:
+    own, others = "data:image/jpeg;base64,AAAA", ("https://example.com/a.png", "data:text/html,x", "../a.png")
+    flip = Flip("t", 1, "wrong_to_right", "x", "", "", "", pictures=(own, *others))
+    found = comparison(20)
+    page = to_html(report(found=replace(found, flips=(flip,))))
+    assert "img-src data:;" in page
+    assert own in page
+    assert not any(url in page for url in others)
+
+
 def test_many_flips_come_in_chunks_and_long_texts_are_cut() -> None:
     long = Flip("t", 1, "wrong_to_right", "x" * (MAX_CHARACTERS + 7), "", "", "")
     data = flip_data([Contrast("c", "r", Comparison({}, flips=(long,) * (CHUNK + 1)))])

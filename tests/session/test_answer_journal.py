@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import olive_ext
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Result, Sampling, Source
+from olive_ext.engine.requests import (
+    Beams,
+    FinishReason,
+    Generation,
+    Hypothesis,
+    Request,
+    Result,
+    Sampling,
+    Source,
+    Suppressed,
+)
 from olive_ext.session.answer_journal import answer_key, read_result, written
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
@@ -200,3 +210,8 @@ def test_what_is_compared_with_a_reference_is_kept(asked: Any, tmp_path: Path) -
     assert num_written == 0
     for one, two in zip(*compared, strict=True):
         assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in vars(one))
+
+
+def test_key_knows_which_tokens_are_suppressed() -> None:
+    made = [Generation(4, suppressed=one) for one in (Suppressed(), Suppressed((5,)), Suppressed((), (5,)))]
+    assert len({answer_key(Request((1, 2), 0, generation)) for generation in made}) == 3

@@ -10,7 +10,7 @@ import pytest
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.session import Session
-from olive_ext.text.conversion import Encoding
+from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.generation_bounds import read_start
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine

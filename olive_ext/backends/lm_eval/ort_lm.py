@@ -39,7 +39,7 @@ from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
-from olive_ext.text.conversion import decoder_tokens
+from olive_ext.text.encoder_decoder import decoder_tokens
 from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +73,7 @@ class Answer:
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
 
     token: int
@@ -81,7 +82,7 @@ class Read:
     record: int = -1
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
@@ -127,15 +128,21 @@ class Sequence:
         """Slots that it needs: one for each of its beams."""
         return 1 if self.generation is None else self.generation.num_slots
 
-    @property
-    def probe_token(self) -> int:
-        """The input's last token, which the vocabulary has."""
-        return int(self.tokens[self.num_input - 1])
+    @cached_property
+    def probe(self) -> Read:
+        """Of a generation: its token is the input's last one, which the vocabulary has."""
+        assert self.answer is not None
+        return Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
 
     @property
     def has_ended(self) -> bool:
         """Whether its generation is complete; steps that were begun before that was known may still hold it."""
         return self.answer is not None and self.answer.finish_reason is not None
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
+        return self.generation is not None and self.generation.needs_rows
 
     def wants_next(self, position: int) -> bool:
         """True where the token behind `position` is to be drawn."""
@@ -143,11 +150,11 @@ class Sequence:
 
     def reads_behind(self, position: int) -> list[Read]:
         """The scores to be read of the distribution behind `position`: with a probe where the most probable token comes
-        next. Rows to sample from are seen as a whole."""
+        next. Rows to choose from are seen as a whole."""
         reads = self.reads.get(position, [])
-        if self.rng is not None or self.answer is None or not self.wants_next(position):
+        if self.needs_rows or self.answer is None or not self.wants_next(position):
             return reads
-        return [*reads, Read(self.probe_token, self.answer, PROBE)]
+        return [*reads, self.probe]
 
     def note_non_finite(self) -> bool:
         """As `Answer.note_non_finite`, of the generation's answer."""
@@ -189,10 +196,10 @@ class Sequence:
     def read_positions(self, past: int, num_tokens: int) -> list[int]:
         """Of the positions of a row, behind which the distribution is read, in order."""
         last = past + num_tokens - 1
-        found = {position for position in self.reads if past <= position <= last}
-        if self.wants_next(last):
-            found.add(last)
-        return sorted(found)
+        found = sorted(position for position in self.reads if past <= position <= last) if self.reads else []
+        if self.wants_next(last) and last not in self.reads:
+            found.append(last)
+        return found
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
@@ -201,13 +208,20 @@ class Sequence:
         return min(first_score, last)
 
     def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
-        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
+        """One token id, after suppression, temperature, top_k and top_p in the order of Hugging Face's logits
+        processors.
 
         top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
         """
         assert self.generation is not None
-        assert self.rng is not None
-        sampling = self.generation.sampling
+        assert self.answer is not None
+        sampling, suppressed = self.generation.sampling, self.generation.suppressed
+        if suppressed:
+            hidden = [*suppressed.everywhere, *(suppressed.at_first if not self.answer.generated else ())]
+            logits_V = logits_V.copy()
+            logits_V[[token for token in hidden if 0 <= token < len(logits_V)]] = -np.inf
+        if self.rng is None:
+            return int(logits_V.argmax())
         scaled_V = logits_V.astype(np.float64) / sampling.temperature
         order_V = np.argsort(-scaled_V, kind="stable")
         if sampling.top_k:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import TokenArray
+from olive_ext.engine.requests import TokenArray, integers
 from olive_ext.engine.step import Copy
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -92,10 +92,10 @@ class Slots:
         """
         shared = self._reusable(tokens[:limit], source)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
-        oldest = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
-        slot = oldest if self._has_blocks else min(free, key=lambda s: (-shared[s], self._used_at[s], s))
+        *_, oldest = min([(slot in wanted, self._used_at[slot], slot) for slot in free])
+        slot = oldest if self._has_blocks else min([(-shared[s], self._used_at[s], s) for s in free])[2]
         givers = range(self.num_slots) if self._has_blocks else self._busy
-        giver = max(givers, key=lambda s: shared[s], default=slot)
+        giver = max(givers, key=shared.__getitem__, default=slot)
         copy = None
         if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
@@ -132,7 +132,7 @@ class Slots:
         if is_checkpoint:
             self._checkpoints[slot].append(start + len(tokens))
         self._lengths[slot] = start + len(tokens)
-        self._tokens_SP[slot, start : start + len(tokens)] = tokens
+        self._tokens_SP[slot, start : start + len(tokens)] = integers(tokens)
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
@@ -151,10 +151,12 @@ class Slots:
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
         equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
         equal = (equal_S - equal_S % self._row_group).tolist()
-        return [self._kept(slot, length) if self._sources[slot] == source else 0 for slot, length in enumerate(equal)]
+        if not self._can_rewind:
+            equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
+        return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]
 
     def _kept(self, slot: int, length: int) -> int:
-        """Where the slot can be cut back to, of its first `length` tokens."""
-        if self._can_rewind or length == self._lengths[slot]:
+        """Where a slot that keeps checkpoints only can be cut back to, of its first `length` tokens."""
+        if length == self._lengths[slot]:
             return length
         return max((kept for kept in self._checkpoints[slot] if kept <= length), default=0)

@@ -30,6 +30,9 @@ _FLAGS = {
 }
 _SWITCHES = {"allow_cpu_fallback": "--allow-cpu-fallback", "fewshot_as_multiturn": "--fewshot-as-multiturn"}
 
+_PICTURE = "data:image/jpeg;base64,"
+"""How a thumbnail begins: the page shows nothing that is not in itself."""
+
 FactRow = tuple[str, tuple[str, ...], bool]
 """Name of a fact, its value in each report, and whether the values differ."""
 
@@ -152,6 +155,7 @@ def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
         [
             *(pair, places[flip.task, flip.metric, flip.filter], flip.doc_id, int(flip.direction == "wrong_to_right")),
             *map(_cut, (flip.question, flip.target, flip.reference_answer, flip.candidate_answer)),
+            [picture for picture in flip.pictures if picture.startswith(_PICTURE)],
         ]
         for pair, flip in found
     ]

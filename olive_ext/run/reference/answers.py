@@ -19,6 +19,7 @@ from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
 from olive_ext.run.reference.observer import Weights
+from olive_ext.run.reference.thumbnails import thumbnails_of
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
@@ -292,4 +293,5 @@ def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str
                 candidate_answer=pair.candidate.by_document[number].text,
                 metric=pair.metric,
                 filter=filter_name,
+                pictures=thumbnails_of(tasks[task], number),
             )

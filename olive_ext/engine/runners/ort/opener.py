@@ -32,7 +32,6 @@ from olive_ext.model.decisions import ONE_BY_ONE
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.media_types import MediaEncoderSpec
-from olive_ext.model.providers import resolve_providers
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -109,20 +108,18 @@ class Opener:
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         proto, file, read = self._embedding_graph(spec)
         encoders = self.model.media.encoders if self.model.media is not None else ()
-        there = self._of_encoders()
-        place = device if there is self else there.model.device
-        shapes = partial(
-            EncoderShapes, is_bucketed=self.model.warms_encoders, is_strict=self.model.settings.engine.strict_shapes
-        )
-        opened = [
-            MediaEncoder(found, place, partial(there.media, found), there.helper, shapes(found)) for found in encoders
-        ]
+        opened = [self._media_encoder(found, device) for found in encoders]
         return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
 
-    def _of_encoders(self) -> Opener:
-        """The opener of encoders of pictures and sound, which may have a provider of their own."""
-        name = self.model.settings.engine.encoder_provider
-        return self if name is None else replace(self, model=replace(self.model, came_up=resolve_providers(name)))
+    def _media_encoder(self, spec: MediaEncoderSpec, device: Device) -> MediaEncoder:
+        """An encoder of pictures or sound, which may have providers of its own; `device` is the decoder's."""
+        providers = self.model.providers_of(spec)
+        is_alike = providers == self.model.providers
+        there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
+        is_strict = self.model.settings.engine.strict_shapes
+        shapes = EncoderShapes(spec, is_bucketed=self.model.warms(spec), is_strict=is_strict)
+        place = device if is_alike else there.model.device
+        return MediaEncoder(spec, place, partial(there.media, spec), there.helper, shapes)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run all of it."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KeptBinding, KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, Move, Row
 from olive_ext.graph.standalone_graphs import copy_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
@@ -78,7 +78,7 @@ class ViewKv(KvStore):
         self._buffers.clear()
 
     def _binding(self, first: int, count: int) -> ort.IOBinding:
-        binding = self._session.io_binding()
+        binding = KeptBinding(self._session)
         for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
             view = buffer.view(first, count)
             binding.bind_input(tensor.past, *view)
