@@ -123,7 +123,7 @@ def batches(
             yield batch
 
 
-def warn_of_cuts(are_cut: Sequence[bool], length: int, whose: Callable[[int], str] | None, first: int) -> None:
+def warn_of_cuts(length: int, whose: Callable[[int], str] | None, first: int, are_cut: Sequence[bool]) -> None:
     """Warns where requests lost their beginning to fit into `length` tokens; `whose`, where given, says of which task a
     request is; `are_cut` begins at the request `first`."""
     if any(are_cut):

@@ -235,10 +235,7 @@ class Session:
         whose: Callable[[int], str] | None,
     ) -> None:
         lost: dict[int, str] = {}
-
-        def warn(first: int, are_cut: Sequence[bool]) -> None:
-            warn_of_cuts(are_cut, self.max_length, whose, first)
-
+        warn = partial(warn_of_cuts, self.max_length, whose)
         with self._turns.turn(call), self._work():
             made = batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
             if self.journal is None and not self.executor.needs_chunks:
