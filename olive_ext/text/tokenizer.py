@@ -121,8 +121,7 @@ class Tokenizer:
         return self._with_bos(list(self.hf.encode(text, add_special_tokens=adds, verbose=False)), forces_bos)
 
     def encode_many(self, texts: Collection[str]) -> dict[str, list[int]]:
-        """`encode` of each text, by text; a fast tokenizer does it on all cores. Equal ids are one object, so that the
-        tokens of many texts take a third of the memory."""
+        """`encode` of each text, by text, on all cores where the tokenizer is fast. Equal ids are one object: memory."""
         kinds: dict[tuple[bool, bool], list[str]] = {}
         for text in dict.fromkeys(texts):
             kinds.setdefault(self._specials(text, None), []).append(text)
@@ -130,8 +129,7 @@ class Tokenizer:
         for (adds, forces_bos), alike in kinds.items():
             encoded = self._encode_alike(alike, adds)
             found.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
-        shared = self._shared_ids.setdefault
-        return {text: [shared(number, number) for number in ids] for text, ids in found.items()}
+        return {text: [self._shared_ids.setdefault(one, one) for one in ids] for text, ids in found.items()}
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
         """Token ids of each text. Where the tokenizer's class leaves the encoding to the library of fast tokenizers,
