@@ -60,6 +60,20 @@ def _gemma4(full: int, **values: Any) -> dict[str, Any]:
     }
 
 
+def _tiny_llama(num_layers: int) -> Shape:
+    values = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2048,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+    return Shape("LlamaConfig", values)
+
+
 SHAPES = {
     "smollm2-135m": Shape(
         "LlamaConfig",
@@ -126,19 +140,9 @@ SHAPES = {
         exporter="mobius",
     ),
     # For trying this script and the benchmarks out: seconds, not minutes.
-    "tiny": Shape(
-        "LlamaConfig",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 2048,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "tiny": _tiny_llama(num_layers=2),
+    # As many layers as Llama-3.2-1B, which is what a step costs the host.
+    "tiny-16-layers": _tiny_llama(num_layers=16),
     "tiny-gemma-4": Shape(
         "Gemma4TextConfig",
         _gemma4(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from olive_ext.bench.tables import to_markdown
 from olive_ext.bench.work import Work, read_work
 from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
+from olive_ext.errors import ConfigError
 from olive_ext.model import resolve
 from olive_ext.report import check_writable, write_texts
 from olive_ext.run.machine import describe_hardware
@@ -50,6 +51,7 @@ class Bench:
         self._work: Work | None = None
         self._runs: list[Run] = []
         self._growth: dict[str, list[dict[str, float]]] = {}
+        self._latencies: list[Mapping[str, float]] = []
         self._reference: str | None = None
         self._ceiling: float | None = None
         self._finished = False
@@ -61,6 +63,11 @@ class Bench:
         files = resolve(ModelSettings(model=self.config.model, kind="onnx")).files
         self._work = read_work(files.decoder, files.genai_config or files.hf_config)
         self._asked = self._record(1)
+        if self.config.in_flight and all(one.kind != "generate_until" for one in self._asked):
+            raise ConfigError(
+                f"'in_flight' = {self.config.in_flight} measures answers that are generated, and no task of "
+                f"{', '.join(self.config.tasks)} generates: leave it out, or name one that does"
+            )
         self._write(PROBE, _spread(self._asked, self.config.probe or 0))
         self._measure_ceiling()
         sizes = self.config.batch_sizes
@@ -72,6 +79,7 @@ class Bench:
             self._keep()
         shutil.rmtree(self._staging, ignore_errors=True)
         self._measure_growth()
+        self._measure_latencies()
         self._measure_ceiling()
         self._finished = True
         return self._keep()
@@ -164,10 +172,25 @@ class Bench:
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 
+    def _measure_latencies(self) -> None:
+        for number in self.config.in_flight:
+            job = replace(self._job(OURS, None, 0), task="latencies", in_flight=number)
+            engine = {"num_slots": number, **job.opening["engine"]}
+            run = self._launch(replace(job, opening={**job.opening, "engine": engine}), 0)
+            self._say(f"latencies with {number} requests in flight: {run.error or 'measured'}")
+            self._latencies += run.series
+            self._keep()
+
     def _keep(self) -> Summary:
         """Writes bench.json, bench.md and bench.png from what is known so far."""
         summary = summarize(
-            self.backends, self._runs, len(self._asked), self._reference, work=self._work, ceiling=self._ceiling
+            self.backends,
+            self._runs,
+            len(self._asked),
+            self._reference,
+            work=self._work,
+            ceiling=self._ceiling,
+            latencies=self._latencies,
         )
         title = f"{Path(self.config.model).resolve().name}: {', '.join(self.config.tasks)}"
         facts = json.dumps(self._facts(summary), indent=1, default=str) + "\n"

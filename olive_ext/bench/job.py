@@ -14,7 +14,7 @@ from typing_extensions import Self
 OURS = "olive-ext"
 """The name of our backend among the others."""
 
-Task = Literal["answer", "contexts", "ceiling"]
+Task = Literal["answer", "contexts", "latencies", "ceiling"]
 
 BATCHED = ("hf", "olive-ort", "olive-ortgenai")
 """Backends that take a batch size; lm-eval's ONNX backends run at 1, and ours chooses."""
@@ -28,7 +28,8 @@ class Job:
     """One process's work.
 
     answer: opens `backend` and answers the file `requests`; contexts: our backend scores a random text of each of
-    `lengths`; ceiling: products of `matrices`, on no model.
+    `lengths`; latencies: it answers the generations among `requests` with `in_flight` of them at a time; ceiling:
+    products of `matrices`, on no model.
     """
 
     task: Task
@@ -46,6 +47,7 @@ class Job:
     """Whether the requests' tokens are counted, after the clock."""
 
     lengths: Sequence[int] = ()
+    in_flight: int = 1
     repeats: int = 1
     seed: int = 0
     matrices: Sequence[tuple[int, int, int]] = ()
@@ -82,7 +84,8 @@ class Run:
     """See `summary.agreement`; put in once the reference's answers are there."""
 
     series: Sequence[Mapping[str, float]] = ()
-    """For a job of contexts: `tokens` and `seconds` of each context."""
+    """For a job of contexts: `tokens` and `seconds` of each context; of latencies: `in_flight`, `is_warm` (0 or 1) and
+    what `latency.describe` finds, cold and warmed."""
 
     flops_per_second: float = 0.0
     """For a job of the ceiling: floating-point operations per second."""

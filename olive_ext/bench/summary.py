@@ -70,6 +70,9 @@ class Summary:
     host_bytes: float | None = None
     """Bytes that crossed from the device to the host for each request of ours."""
 
+    latencies: Sequence[Mapping[str, float]] = ()
+    """The series of our jobs of latencies."""
+
 
 def summarize(
     backends: Sequence[str],
@@ -79,6 +82,7 @@ def summarize(
     *,
     work: Work | None = None,
     ceiling: float | None = None,
+    latencies: Sequence[Mapping[str, float]] = (),
 ) -> Summary:
     """`backends` in the order of the rows, ours first."""
     tokens = next((run.tokens for run in runs if run.tokens), None)
@@ -102,6 +106,7 @@ def summarize(
         ceiling=ceiling,
         reference=reference,
         host_bytes=median(host_bytes) if host_bytes else None,
+        latencies=tuple(latencies),
     )
 
 

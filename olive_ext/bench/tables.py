@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from olive_ext.bench.latency import LATENCIES, STATISTICS
 from olive_ext.bench.summary import Row, Summary
 from olive_ext.errors import printable
 from olive_ext.report import Table, markdown_table, print_cells
@@ -62,10 +63,25 @@ def facts(summary: Summary) -> list[str]:
     return lines
 
 
+def latency_table(series: Sequence[Mapping[str, float]]) -> Table:
+    """A line for each number of requests in flight, cold and warmed."""
+    lines = []
+    for one in series:
+        speeds = (f"{one['requests_per_second']:.2f}", f"{one['tokens_per_second']:.0f}")
+        latencies = [" / ".join(f"{one[f'{name}_{key}_ms']:.1f}" for key in STATISTICS) for name in LATENCIES]
+        lines.append((f"{one['in_flight']:.0f}", "warmed" if one["is_warm"] else "cold", *speeds, *latencies))
+    title = f"Latencies in milliseconds ({', '.join(STATISTICS)})"
+    heads = ("in flight", "state", "requests/s", "tokens/s", *LATENCIES.values())
+    return Table(title, heads, lines, ("state",))
+
+
 def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """The table, the facts and the growth as GitHub markdown."""
     rows = [cells(row, summary.reference) for row in summary.rows]
     parts = [f"# {title}", markdown_table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
+    if summary.latencies:
+        found = latency_table(summary.latencies)
+        parts.append(f"## {found.title}\n\n{markdown_table(found.heads, found.rows)}")
     for name, series in growth.items():
         points = [(one["tokens"], one["seconds"]) for one in series]
         body = [(f"{tokens:.0f}", f"{spent:.2f}", f"{tokens / spent if spent else 0:.0f}") for tokens, spent in points]
@@ -79,3 +95,5 @@ def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> 
     console = print_cells(Table(title, HEADS, rows, ("backend", "answers")), file)
     for line in facts(summary):
         console.print(printable(line), markup=False)
+    if summary.latencies:
+        print_cells(latency_table(summary.latencies), file)

@@ -15,15 +15,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.lm_eval.instances import SLICE
 from olive_ext.bench.job import OURS, Job
+from olive_ext.bench.latency import measure
 from olive_ext.bench.work import count_tokens, measure_ceiling
 from olive_ext.model.free_memory import UnmeasuredError, cuda_reader
 from olive_ext.report import write_texts
 from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
+
+if TYPE_CHECKING:
+    from olive_ext.backends.request_recorder import RecordedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +41,21 @@ def perform(job: Job) -> dict[str, Any]:
     if job.task == "ceiling":
         ceiling = measure_ceiling(job.matrices, job.opening["device"], job.opening["dtype"])
         return {"flops_per_second": ceiling}
-    return _contexts(job) if job.task == "contexts" else _answer(job)
+    work = {"contexts": _contexts, "latencies": _latencies, "answer": _answer}
+    return work[job.task](job)
+
+
+def _asked(job: Job) -> list[RecordedRequest]:
+    from olive_ext.backends.request_recorder import RecordedRequest
+
+    found = json.loads(Path(job.requests).read_text())
+    return [RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in found]
 
 
 def _answer(job: Job) -> dict[str, Any]:
-    from olive_ext.backends.request_recorder import RecordedRequest, instances
+    from olive_ext.backends.request_recorder import instances
 
-    asked = [
-        RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in json.loads(Path(job.requests).read_text())
-    ]
+    asked = _asked(job)
     kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
     readers = _memory_readers(str(job.opening.get("device", "cpu")))
     is_ours = job.backend == OURS
@@ -170,6 +180,22 @@ def _contexts(job: Job) -> dict[str, Any]:
             session.loglikelihood([(text[:1], text[1:])])
             spent.append(time.perf_counter() - begin)
         series.append({"tokens": length, "seconds": median(spent[1:])})
+    return {"series": series}
+
+
+def _latencies(job: Job) -> dict[str, Any]:
+    """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
+    from olive_ext.backends.request_recorder import instances
+
+    lm = open_lm(job)
+    generations = [one for one in _asked(job) if one.kind == "generate_until"]
+    wanted = [lm.session._convert_generation(item.request) for item in lm._wanted(instances(generations))]
+    requests = [converted.requests[0] for converted in wanted]
+    series = []
+    for is_warm in (0, 1):
+        found = measure(lm.session.executor.run_continuous, requests, job.in_flight)
+        series.append({"in_flight": job.in_flight, "is_warm": is_warm, **found})
+        lm.session.gc()
     return {"series": series}
 
 

@@ -102,6 +102,7 @@ BENCH_OPTIONS: tuple[Option, ...] = (
     _option("--reference", "reference", "PEER"),
     _option("--growth", "growth", "1,4,...", "commas"),
     _option("--growth-context", "growth_context", "512,...", "commas"),
+    _option("--in-flight", "in_flight", "1,8,...", "commas"),
     _option("--seed", "seed", "N"),
     _option("--output", "output_dir", "DIR"),
 )

@@ -95,6 +95,12 @@ class BenchConfig(Strict):
     growth_context: list[Annotated[int, Field(ge=2)]] = Field(default_factory=list)
     """Lengths in tokens: our backend alone also scores one random text of each."""
 
+    in_flight: list[PositiveInt] = Field(default_factory=list)
+    """Numbers of requests: our backend alone also answers the work's generations with so many at a time, the next one
+    when one has ended, and reports time to first token, time per output token, inter-token latency and requests a
+    second: cold (the first requests of a process) and warmed. It has as many slots, unless you give
+    `engine.num_slots`."""
+
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of our backend."""
 

@@ -100,12 +100,13 @@ class Engine:
         window = WINDOW_PER_SLOT * self.num_slots
         with self._running():
             self._enter(loop)
-            batch = _read(source, window)
+            batch: list[tuple[Hashable, Request]] | None = []
             while batch is not None or loop.has_work:
-                if batch is not None and loop.num_waiting == 0 and loop.has_room([request for _, request in batch]):
-                    if batch:
-                        loop.admit(batch)
+                if batch == [] and loop.num_waiting == 0:
                     batch = _read(source, window)
+                if batch and loop.has_room([request for _, request in batch]):
+                    loop.admit(batch)
+                    batch = []
                 for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 

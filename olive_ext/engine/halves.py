@@ -4,8 +4,6 @@ of the two parts one behind the other are the step's. Knows no runner.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from olive_ext.engine.step import NO_CANDIDATES, Batching, Candidates, Row, Step, StepOutput
@@ -43,14 +41,14 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
     row = step.rows[place]
     before, tail = step.rows[:place], step.rows[place:]
     if offset:
-        before = (*before, replace(row, tokens=row.tokens[:offset], is_checkpoint=False))
+        before = (*before, row._replace(tokens=row.tokens[:offset], is_checkpoint=False))
         tail = (_rest(step, place, offset), *tail[1:])
     cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
     fed = sum(len(earlier.tokens) for earlier in before)
     second = Step(
         tail,
         tuple(
-            replace(found, row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
+            found._replace(row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
             for found in step.logits_rows[cut:]
         ),
         tuple((index - cut, token) for index, token in step.targets if index >= cut),
@@ -78,4 +76,4 @@ def _rest(step: Step, place: int, offset: int) -> Row:
     if cells_P is not None and step.first_cell is not None:
         begin = step.first_cell + sum(len(before.tokens) for before in step.rows[:place])
         cells_P = np.concatenate([cells_P, np.arange(begin, begin + offset, dtype=np.int32)])
-    return replace(row, past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)
+    return row._replace(past=row.past + offset, tokens=row.tokens[offset:], cells_P=cells_P)

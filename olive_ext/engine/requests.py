@@ -6,7 +6,8 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -212,6 +213,11 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
     fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
     return Compared(**fields, targets=targets, positions=positions)
+
+
+def integers(values: Iterable[int]) -> npt.NDArray[np.int64]:
+    """As an array: by way of Python's own, which numpy reads a dozen times as fast as numbers one by one."""
+    return np.array(array("q", values))
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:

@@ -79,6 +79,8 @@ class Copy:
     source: int
     target: int
     length: int
+    num_equal: int = 0
+    """Of these positions so many are the same in both slots already, and need not be copied."""
 
 
 UNLIMITED = 2**31
@@ -100,8 +102,7 @@ class Move:
     target: int
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """`tokens` are fed behind the `past` positions resident in `slot`."""
 
     slot: int
@@ -120,8 +121,7 @@ class Row:
     """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
 
 
-@dataclass(frozen=True)
-class LogitsRow:
+class LogitsRow(NamedTuple):
     """A position whose next-token distribution is read: a row of the step, and the offset in its tokens."""
 
     row: int

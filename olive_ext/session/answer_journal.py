@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from olive_ext.engine.media import media_key
-from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Request, Result, source_key
+from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Request, Result, integers, source_key
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import LostRequestsError
 from olive_ext.records.journal import Journal
@@ -106,7 +106,7 @@ def answer_key(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
     given = source_key(request.source) + media_key(request.media)
     head = f"{request.num_targets} {given} {_decided(request.generation)}\n".encode()
-    return hashlib.blake2b(head + np.array(request.tokens, "<i8").tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(head + integers(request.tokens).astype("<i8", copy=False).tobytes(), digest_size=16).digest()
 
 
 def _decided(generation: Generation | None) -> str:

@@ -71,7 +71,7 @@ class _Wrong:
             return self._runner.run(step)
         if self._is_failing:
             raise RunError("planted")
-        rows = tuple(dataclasses.replace(row, cells_P=(row.cells_P + 1) % step.first_cell) for row in step.rows)
+        rows = tuple(row._replace(cells_P=(row.cells_P + 1) % step.first_cell) for row in step.rows)
         return self._runner.run(dataclasses.replace(step, rows=rows))
 
 

@@ -127,7 +127,7 @@ class _Seeing:
     def run(self, step: Step) -> StepOutput:
         if step.width is None:
             return self._runner.run(step)
-        rows = tuple(dataclasses.replace(row, past=row.past + (row.past > 0)) for row in step.rows)
+        rows = tuple(row._replace(past=row.past + (row.past > 0)) for row in step.rows)
         return self._runner.run(dataclasses.replace(step, rows=rows))
 
 

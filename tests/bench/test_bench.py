@@ -11,6 +11,7 @@ import pytest
 
 from olive_ext.bench import bench
 from olive_ext.bench.job import Job, Run
+from olive_ext.bench.latency import Timeline, describe
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, TaskError
 from tests.backends.local_tasks import write_tasks
@@ -32,6 +33,9 @@ class Fake:
             return Run("", flops_per_second=1e9)
         if job.task == "contexts":
             return Run(job.backend, series=[{"tokens": length, "seconds": 1.0} for length in job.lengths])
+        if job.task == "latencies":
+            found = describe([Timeline(0.0, [1.0, 1.5])])
+            return Run(job.backend, series=[{"in_flight": job.in_flight, "is_warm": warm, **found} for warm in (0, 1)])
         if self.interrupts and job.backend == "hf":
             raise KeyboardInterrupt
         asked = json.loads(Path(job.requests).read_text())
@@ -105,6 +109,24 @@ def test_growth_runs_ours_alone_on_more_documents_and_longer_texts(config: dict[
     ]
     assert [one["tokens"] for one in growth["context"]] == [16, 32]
     assert {job.backend for job in fake.jobs[4:-1]} == {"olive-ext"}
+
+
+@pytest.mark.slow
+def test_latencies_are_ours_alone_in_as_many_slots_as_requests_in_flight(config: dict[str, Any]) -> None:
+    fake = Fake()
+    summary = bench(BenchConfig.parse({**config, "rounds": 1, "peers": [], "in_flight": [1, 3]}), fake)
+    jobs = [job for job in fake.jobs if job.task == "latencies"]
+    assert [(job.backend, job.opening["engine"]["num_slots"]) for job in jobs] == [("olive-ext", 1), ("olive-ext", 3)]
+    assert [(one["in_flight"], one["is_warm"]) for one in summary.latencies] == [(1, 0), (1, 1), (3, 0), (3, 1)]
+    page = (Path(config["output_dir"]) / "bench.md").read_text()
+    assert "| 3 | warmed | 0.67 | 1 | 1000.0 / 1000.0 / 1000.0 | 500.0 / 500.0 / 500.0 |" in page
+
+
+def test_latencies_of_tasks_that_generate_nothing_are_refused(config: dict[str, Any]) -> None:
+    fake = Fake()
+    with pytest.raises(ConfigError, match="'in_flight' = \\[4\\] measures answers that are generated, and no task of"):
+        bench(BenchConfig.parse({**config, "tasks": ["tiny_choice"], "in_flight": [4]}), fake)
+    assert fake.jobs == []
 
 
 @pytest.mark.slow

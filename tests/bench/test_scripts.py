@@ -194,3 +194,19 @@ def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypat
     )
     assert summary["over_both_alone"]["recorded_seconds"] == pytest.approx((first + second) / 2)
     assert "| resident/4 | 1 |" in script.table(parts, summary)
+
+
+@pytest.mark.slow
+def test_a_step_costs_the_host_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts, which no other work disturbs: 16 rows that decode, texts in tree batches, and row by row."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import host_cost
+
+    place = argparse.Namespace(model=genai_export("llama"), provider="cpu")
+    most = {"decoding": 1000, "scoring": 1000, "rows": 600}
+    for work, bound in most.items():
+        engine, requests = host_cost.opened(place, work)
+        found = host_cost.calls(engine, requests)
+        engine.close()
+        assert engine.counters.steps > 10
+        assert 100 < found["calls"] < bound, work

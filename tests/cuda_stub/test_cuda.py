@@ -127,8 +127,8 @@ def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_
     assert found.wrong_copies == 0
     assert found.launches <= MODELS[name][form]
     assert found.bytes_to_host == SLOTS * 8
-    assert found.copies_to_device <= 8
-    assert found.bytes_to_device <= 1_200
+    assert found.copies_to_device <= 5
+    assert found.bytes_to_device <= 700
 
 
 CANDIDATE_LAUNCHES, FORK_LAUNCHES = 11, {"rows": 0, "packed": 8}
@@ -190,7 +190,7 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     logits = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, form.vocab_size), np.float32), "cuda", 0)
     divergence.record(logits, form, np.random.default_rng(0))
     counts()
-    divergence.record(logits, form, np.random.default_rng(0))
+    divergence.record(logits, form, np.random.default_rng(1))  # other draws: the same ones would not be sent again
     found = counts()
     runner.close()
     assert found.wrong_copies == 0

@@ -121,6 +121,12 @@ def test_onnx_model_is_refused_where_the_recipe_says_hf(package: Path) -> None:
         onnx_config(handler(package), settings(model_class="hf"), None)
 
 
+@pytest.mark.parametrize("name", ["ort", "ortgenai", "ort-multimodal"])
+def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str) -> None:
+    plain = onnx_config(handler(package), settings(), None)
+    assert onnx_config(handler(package), settings(model_class=name), None).model == plain.model
+
+
 def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
     model = HfModelHandler(str(hf_model("llama")))
     config = hf_config(model, settings(model_class="ort"))

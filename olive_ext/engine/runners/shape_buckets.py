@@ -141,7 +141,7 @@ class BucketedRunner(Runner):
         more = self.capacity.num_slots - whole if whole > 1 else 0
         return replace(
             step,
-            rows=tuple(replace(row, tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
+            rows=tuple(row._replace(tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
             logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
             targets=_filled(step.targets, reads, (0, PADDING)),
             samples=_filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),

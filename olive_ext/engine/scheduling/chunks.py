@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.scheduling.media_ids import MediaIds
 from olive_ext.engine.scheduling.prefix_tree import input_key
 
@@ -77,7 +77,7 @@ def _shared_prefixes(requests: Sequence[Request]) -> list[int]:
     previous: TokenArray = np.empty(0, np.int32)
     source = ""
     for request in requests:
-        tokens, own = np.array(request.tokens, np.int32)[: _num_fed(request)], source_key(request.source)
+        tokens, own = integers(request.tokens[: _num_fed(request)]).astype(np.int32), source_key(request.source)
         found.append(common_prefix(previous, tokens) if own == source else 0)
         previous, source = tokens, own
     return found

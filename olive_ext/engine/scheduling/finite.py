@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.scheduling.overlapped_steps import PlannedStep
+from olive_ext.engine.scheduling.planned_step import PlannedStep
 from olive_ext.engine.step import StepOutput
 from olive_ext.errors import NonFiniteError
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from olive_ext.engine.scheduling.planned_step import IDLE, PlannedStep, Reading
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import RunError
@@ -21,30 +22,13 @@ UNKNOWN_TOKEN = 0
 THREAD_NAME = "olive_ext-steps"
 
 
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step, and the sequence of each of its rows: None for idle rows."""
-
-    step: Step
-    sequences: tuple[Sequence | None, ...]
-
-    def has(self, sequence: Sequence) -> bool:
-        """Whether one of the rows is the sequence's."""
-        return any(found is sequence for found in self.sequences)
-
-
 def can_be_followed(planned: PlannedStep) -> bool:
-    """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle, or whose
-    sequence has ended, find one that nobody reads."""
+    """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle find one that
+    nobody reads."""
     step = planned.step
-    read = [(found.row, found.offset) for found in step.logits_rows]
-    is_plain = step.first_cell is None and not step.whole_rows
-    if not is_plain or read != [(place, len(row.tokens) - 1) for place, row in enumerate(step.rows)]:
+    if step.first_cell is not None or step.whole_rows or len(planned.readings) != len(step.rows):
         return False
-    return all(
-        sequence is None or sequence.has_ended or sequence.wants_next(row.past + len(row.tokens) - 1)
-        for row, sequence in zip(step.rows, planned.sequences, strict=True)
-    )
+    return all(reading.is_next or reading.sequence is None for reading in planned.readings)
 
 
 def goes_on(sequence: Sequence) -> bool:
@@ -55,25 +39,29 @@ def goes_on(sequence: Sequence) -> bool:
 def following(planned: PlannedStep, chosen: Container[int], capacity: int) -> PlannedStep:
     """The step behind `planned`, in which the rows of slots that are not `chosen` are idle."""
     rows: list[Row] = []
-    sequences: list[Sequence | None] = []
+    probes: list[tuple[int, int]] = []
+    readings: list[Reading] = []
     for row, sequence in zip(planned.step.rows, planned.sequences, strict=True):
-        is_live = sequence is not None and row.slot in chosen
         past = row.past if sequence is None else row.past + len(row.tokens)
-        # An idle row writes behind what is resident, or over the position that a released slot leaves unused.
-        past = past if is_live else min(past, capacity - 1)
-        rows.append(replace(row, past=past, tokens=(UNKNOWN_TOKEN,), is_checkpoint=False))
-        sequences.append(sequence if is_live else None)
+        if sequence is not None and row.slot in chosen:
+            probes.append((len(rows), sequence.probe.token))
+            readings.append(Reading(sequence, [sequence.probe], is_next=True))
+        else:
+            # An idle row writes behind what is resident, or over the position that a released slot leaves unused.
+            past = min(past, capacity - 1)
+            readings.append(IDLE)
+        rows.append(row._replace(past=past, tokens=(UNKNOWN_TOKEN,), is_checkpoint=False))
     logits_rows = tuple(LogitsRow(place, 0) for place in range(len(rows)))
-    live = [(place, sequence) for place, sequence in enumerate(sequences) if sequence is not None]
-    probes = tuple((place, sequence.probe_token) for place, sequence in live)
-    return PlannedStep(Step(tuple(rows), logits_rows, probes, uses_previous_tokens=True), tuple(sequences))
+    step = Step(tuple(rows), logits_rows, tuple(probes), uses_previous_tokens=True)
+    return PlannedStep(step, tuple(reading.sequence for reading in readings), tuple(readings))
 
 
 def with_tokens(planned: PlannedStep, tokens_B: IntArray) -> PlannedStep:
     """`planned` with the tokens that the previous step has sampled, now that the host has read them."""
     if not planned.step.uses_previous_tokens:
         return planned
-    rows = tuple(replace(row, tokens=(token,)) for row, token in zip(planned.step.rows, tokens_B.tolist(), strict=True))
+    pairs = zip(planned.step.rows, tokens_B.tolist(), strict=True)
+    rows = tuple(row._replace(tokens=(token,)) for row, token in pairs)
     return replace(planned, step=replace(planned.step, rows=rows, uses_previous_tokens=False))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
 
@@ -69,7 +69,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
 def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
     tokens = request.tokens if request.generation else request.tokens[:-1]
-    return np.array(tokens, ">u4").tobytes()
+    return integers(tokens).astype(">u4").tobytes()
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:

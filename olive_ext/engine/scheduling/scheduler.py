@@ -20,11 +20,12 @@ from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beam_group import BeamGroup
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
-from olive_ext.engine.scheduling.overlapped_steps import PlannedStep, can_be_followed, following, goes_on, with_tokens
+from olive_ext.engine.scheduling.overlapped_steps import can_be_followed, following, goes_on, with_tokens
+from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import UNLIMITED, Batching, Candidates, Copy, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Candidates, Copy, Row, Step, StepOutput
 
 
 class Scheduler:
@@ -109,15 +110,15 @@ class Scheduler:
         if not can_be_followed(present):
             return None
         running = self._running.values()
-        ready = [s for s in running if (goes_on(s) if present.has(s) else s.pending)]
-        is_prompt_due = any(s.pending > 1 for s in ready if not present.has(s))
+        ready = [s for s in running if (goes_on(s) if s in present.sequences else s.pending)]
+        is_prompt_due = any(s.pending > 1 for s in ready if s not in present.sequences)
         has_room = self.slots.has_free or len(ready) < len(running)
         if not ready or is_prompt_due or (self.num_waiting and has_room):
             return None
         chosen = together(ready, self._traits, self.limit)
         slots = sorted(sequence.slot for sequence in chosen)
         is_same = self._span(slots) == [row.slot for row in present.step.rows]
-        if not is_same or not all(present.has(sequence) for sequence in chosen):
+        if not is_same or not all(sequence in present.sequences for sequence in chosen):
             return None
         return following(present, slots, self.slots.capacity)
 
@@ -133,38 +134,31 @@ class Scheduler:
         """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`,
         unless such answers are to be reported."""
         present = self._present_plan()
-        step = present.step
         self._counters.steps += 1
         wrong = NonFinite.of(output)
         if not self.reports_non_finite:
             wrong.refuse(present, output, self._counters.steps)
         completed: list[Answer] = []
-        targets = enumerate(zip(step.targets, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True))
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
-        candidates, greedy = iter(output.candidates.rows()), iter(output.greedy_ids.tolist())
-        read_rows = {found.row for found in step.logits_rows}
-        for place, (row, sequence) in enumerate(zip(step.rows, present.sequences, strict=True)):
+        candidates = iter(output.candidates.rows())
+        logprobs, wrong_targets, number = output.target_logprobs.tolist(), wrong.targets_T.tolist(), 0
+        for reading, best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
+            sequence, first, number = reading.sequence, number, number + len(reading.reads)
             if sequence is None or sequence.has_ended:
-                if place in read_rows:
-                    next(greedy)  # nobody reads it
-                    if sequence is not None:
-                        next(targets)  # the probe
                 continue
-            for position in sequence.read_positions(row.past, len(row.tokens)):
-                best = next(greedy)
-                for read in sequence.reads_behind(position):
-                    number, ((_, token), logprob, is_wrong) = next(targets)
-                    note = None if output.notes_T is None else output.notes_T[number : number + 1]
-                    self._counters.non_finite += is_wrong and read.answer.note_non_finite()
-                    read.answer.put_score(read.target, logprob, best == token, note)
-                    if read.answer.is_complete:
-                        completed.append(read.answer)
-                if sequence.wants_next(position) and sequence.slot in self._beams:
-                    self._advance_beams(self._beams[sequence.slot], sequence, next(candidates))
-                elif sequence.wants_next(position):
-                    drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
-                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
-                    self._counters.tokens_generated += sequence.append(best, drawn_from)
+            for place, read in enumerate(reading.reads, first):
+                answer = read.answer
+                note = None if output.notes_T is None else output.notes_T[place : place + 1]
+                self._counters.non_finite += wrong_targets[place] and answer.note_non_finite()
+                answer.put_score(read.target, logprobs[place], best == read.token, note)
+                if answer.is_complete:
+                    completed.append(answer)
+            if reading.is_next and sequence.slot in self._beams:
+                self._advance_beams(self._beams[sequence.slot], sequence, next(candidates))
+            elif reading.is_next:
+                drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
+                self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                self._counters.tokens_generated += sequence.append(best, drawn_from)
             if sequence.has_ended:
                 self._retire(sequence, completed)
         overlapped, self._overlapped = self._overlapped, None
@@ -212,16 +206,18 @@ class Scheduler:
         return planned
 
     def _tree_batch_plan(self, batches: TreeBatches) -> PlannedStep:
-        planned = batches.plan(min(self.limit, self.tree_batch_tokens))
-        self._counters.prefix_hits += sum(shared > 0 for shared in planned.shared)
-        self._counters.tokens_reused += sum(planned.shared)
-        self._counters.moves += len(planned.moves)
-        plan = self._plan(planned.rows)
-        return replace(plan, step=replace(plan.step, moves=planned.moves, first_cell=planned.first_cell))
+        batch = batches.plan(min(self.limit, self.tree_batch_tokens))
+        self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
+        self._counters.tokens_reused += sum(batch.shared)
+        self._counters.moves += len(batch.moves)
+        plan = self._plan(batch.rows)
+        return replace(plan, step=replace(plan.step, moves=batch.moves, first_cell=batch.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
         """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to
         all where those that are alike share steps."""
+        if not self._admission.num_waiting:
+            return ()
         pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
@@ -250,32 +246,7 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, copies=(*forks, *copies)))
 
     def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> PlannedStep:
-        """The step of these rows, with all logits rows, targets and samples of their sequences."""
-        logits_rows: list[LogitsRow] = []
-        targets: list[tuple[int, int]] = []
-        samples: list[int] = []
-        beams: dict[int, BeamGroup] = {}
-        rows = tuple(rows)
-        reads_idle = self._traits.async_decode and all(found is None or not found.needs_rows for found, _ in rows)
-        for place, (sequence, row) in enumerate(rows):
-            if sequence is None:
-                if reads_idle:
-                    logits_rows.append(LogitsRow(place, 0))  # a step that follows needs a token for it
-                continue
-            for position in sequence.read_positions(row.past, len(row.tokens)):
-                reads = sequence.reads_behind(position)
-                targets.extend((len(logits_rows), read.token) for read in reads)
-                if sequence.wants_next(position) and row.slot in self._beams:
-                    beams[len(logits_rows)] = self._beams[row.slot]
-                elif sequence.wants_next(position) and sequence.needs_rows:
-                    samples.append(len(logits_rows))
-                logits_rows.append(
-                    LogitsRow(place, position - row.past, max((read.record for read in reads), default=-1))
-                )
-        most = max((found.num_candidates for found in beams.values()), default=0)
-        read = tuple(row for _, row in rows), tuple(logits_rows), tuple(targets), tuple(samples)
-        step = Step(*read, beams=tuple(beams), num_candidates=most)
-        return PlannedStep(step, tuple(sequence for sequence, _ in rows))
+        return planned(tuple(rows), self._beams, reads_idle=self._traits.async_decode)
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""
@@ -289,7 +260,7 @@ class Scheduler:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
         beams = self._beams.get(sequence.slot)
         for one in [sequence] if beams is None else beams.members:
-            if self._overlapped is None or not self._overlapped.has(one):
+            if self._overlapped is None or one not in self._overlapped.sequences:
                 self._release(one)
         if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
             completed.append(sequence.answer)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +73,7 @@ class Answer:
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
 
     token: int
@@ -81,7 +82,7 @@ class Read:
     record: int = -1
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
@@ -127,10 +128,11 @@ class Sequence:
         """Slots that it needs: one for each of its beams."""
         return 1 if self.generation is None else self.generation.num_slots
 
-    @property
-    def probe_token(self) -> int:
-        """The input's last token, which the vocabulary has."""
-        return int(self.tokens[self.num_input - 1])
+    @cached_property
+    def probe(self) -> Read:
+        """Of a generation: its token is the input's last one, which the vocabulary has."""
+        assert self.answer is not None
+        return Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
 
     @property
     def has_ended(self) -> bool:
@@ -152,7 +154,7 @@ class Sequence:
         reads = self.reads.get(position, [])
         if self.needs_rows or self.answer is None or not self.wants_next(position):
             return reads
-        return [*reads, Read(self.probe_token, self.answer, PROBE)]
+        return [*reads, self.probe]
 
     def note_non_finite(self) -> bool:
         """As `Answer.note_non_finite`, of the generation's answer."""
@@ -194,10 +196,10 @@ class Sequence:
     def read_positions(self, past: int, num_tokens: int) -> list[int]:
         """Of the positions of a row, behind which the distribution is read, in order."""
         last = past + num_tokens - 1
-        found = {position for position in self.reads if past <= position <= last}
-        if self.wants_next(last):
-            found.add(last)
-        return sorted(found)
+        found = sorted(position for position in self.reads if past <= position <= last) if self.reads else []
+        if self.wants_next(last) and last not in self.reads:
+            found.append(last)
+        return found
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import TokenArray
+from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.step import Copy
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -92,10 +92,10 @@ class Slots:
         """
         shared = self._reusable(tokens[:limit], source)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
-        oldest = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
-        slot = oldest if self._has_blocks else min(free, key=lambda s: (-shared[s], self._used_at[s], s))
+        oldest = self._oldest(wanted)
+        slot = oldest if self._has_blocks else min([(-shared[s], self._used_at[s], s) for s in free])[2]
         givers = range(self.num_slots) if self._has_blocks else self._busy
-        giver = max(givers, key=lambda s: shared[s], default=slot)
+        giver = max(givers, key=shared.__getitem__, default=slot)
         copy = None
         if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
@@ -112,8 +112,7 @@ class Slots:
 
     def take_empty(self, wanted: Container[int] = frozenset()) -> int:
         """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""
-        free = (slot for slot in range(self.num_slots) if slot not in self._busy)
-        slot = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
+        slot = self._oldest(wanted)
         self._lengths[slot], self._checkpoints[slot] = 0, []
         self._busy.add(slot)
         return slot
@@ -121,10 +120,12 @@ class Slots:
     def fork(self, source: int, target: int) -> Copy:
         """Makes all that is resident in `source` resident in `target`, too; the copy that does it."""
         length = self._lengths[source]
-        self._tokens_SP[target, :length] = self._tokens_SP[source, :length]
+        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths[target]]
+        num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
+        self._tokens_SP[target, :length] = given
         self._lengths[target], self._checkpoints[target] = length, [length]
         self._sources[target] = self._sources[source]
-        return Copy(source, target, length)
+        return Copy(source, target, length, num_equal)
 
     def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
         """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
@@ -132,7 +133,7 @@ class Slots:
         if is_checkpoint:
             self._checkpoints[slot].append(start + len(tokens))
         self._lengths[slot] = start + len(tokens)
-        self._tokens_SP[slot, start : start + len(tokens)] = tokens
+        self._tokens_SP[slot, start : start + len(tokens)] = integers(tokens)
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
@@ -140,6 +141,10 @@ class Slots:
         self._note_use(slot)
         if self._can_rewind:
             self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
+
+    def _oldest(self, wanted: Container[int]) -> int:
+        """The longest unused free slot, a `wanted` one only where there is no other."""
+        return min([(s in wanted, self._used_at[s], s) for s in range(self.num_slots) if s not in self._busy])[2]
 
     def _note_use(self, slot: int) -> None:
         self._clock += 1
@@ -151,10 +156,12 @@ class Slots:
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
         equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
         equal = (equal_S - equal_S % self._row_group).tolist()
-        return [self._kept(slot, length) if self._sources[slot] == source else 0 for slot, length in enumerate(equal)]
+        if not self._can_rewind:
+            equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
+        return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]
 
     def _kept(self, slot: int, length: int) -> int:
-        """Where the slot can be cut back to, of its first `length` tokens."""
-        if self._can_rewind or length == self._lengths[slot]:
+        """Where a slot that keeps checkpoints only can be cut back to, of its first `length` tokens."""
+        if length == self._lengths[slot]:
             return length
         return max((kept for kept in self._checkpoints[slot] if kept <= length), default=0)

@@ -80,11 +80,10 @@ class Capture:
             self._next_number += 1
         return self._steps[shape]
 
-    def run(self, captured: Captured) -> list[ort.OrtValue]:
-        """The outputs, of the caches first, which stay where they are: the first run captures, others replay."""
+    def run(self, captured: Captured) -> ort.IOBinding:
+        """The binding with its outputs, which stay where they are: the first run captures, others replay."""
         self._session.run_with_iobinding(captured.binding, run_options(captured.number))
-        outputs: list[ort.OrtValue] = captured.binding.get_outputs()
-        return outputs
+        return captured.binding
 
     def forget(self) -> None:
         """The slots are about to move: steps are to be captured anew."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.candidates import CandidateReader
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device
@@ -71,7 +72,7 @@ class Head:
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
         go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-        starts = list(accumulate((len(row.tokens) for row in step.rows), initial=0))
+        starts = list(accumulate([len(row.tokens) for row in step.rows], initial=0))
         indices = {
             "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
             "target_rows": [row for row, _ in step.targets],
@@ -79,7 +80,7 @@ class Head:
             "sample_rows": [*step.whole_rows, *[0] * (output_rows(step)["sample_logits"] - len(step.whole_rows))],
         }
         for name, values in indices.items():
-            feed.bind(binding, name, np.array(values, np.int64))
+            feed.bind(binding, name, integers(values))
         for name in OUTPUTS:
             is_read = name != "sample_logits" or bool(step.samples and not step.beams)
             binding.bind_output(name, *(() if is_read else (self._place.kind, self._place.index)))

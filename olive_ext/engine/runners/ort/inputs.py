@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.media import FeatureRows, rotary_positions, rows_within
+from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Row, Step, visible_cells
 from olive_ext.graph.tree_attention import BiasInput
@@ -64,9 +66,9 @@ class Layout:
     ) -> Layout:
         """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
         ends with the longest row."""
-        tokens_N = np.array([token for row in rows for token in row.tokens], np.int64)
-        lengths = np.array([len(row.tokens) for row in rows], np.int64)
-        past = np.array([row.past for row in rows], np.int64)
+        tokens_N = integers(chain.from_iterable([row.tokens for row in rows]))
+        lengths = integers([len(row.tokens) for row in rows])
+        past = integers([row.past for row in rows])
         starts = np.cumsum(lengths) - lengths
         positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
         features, rotary_3N = _place_media(rows, starts, tokens_N, positions_N)
@@ -156,7 +158,7 @@ COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
 
 class Feed:
     """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
-    place, so that nothing is allocated for a shape that has been met."""
+    place, so that nothing is allocated for a shape that has been met, and only where its content changes."""
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
@@ -165,21 +167,25 @@ class Feed:
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
+        self._contents: dict[tuple[str, tuple[int, ...]], bytes] = {}
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
         """Binds `array` as the input `name`; it may be changed after the run only."""
         if name not in self._on_device or not array.size:
             binding.bind_cpu_input(name, array)
             return
-        key = (name, array.shape)
-        if key in self._values:
-            self._values.move_to_end(key)
-            self._values[key].update_inplace(array)
-        else:
-            self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
+        key, content = (name, array.shape), array.tobytes()
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
             if self._kept is not None and len(self._values) > self._kept:
-                self._values.popitem(last=False)
-        binding.bind_ortvalue_input(name, self._values[key])
+                del self._contents[self._values.popitem(last=False)[0]]
+        else:
+            self._values.move_to_end(key)
+            if self._contents[key] != content:
+                value.update_inplace(array)
+        self._contents[key] = content
+        binding.bind_ortvalue_input(name, value)
 
     def bind_inputs(
         self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
@@ -207,7 +213,7 @@ class Feed:
 def visible_positions(rows: Sequence[Row], window: int | None) -> Array:
     """[1 or B, 1, S, T]: all positions, or those within the window."""
     num_tokens = len(rows[0].tokens)
-    past_B = np.array([row.past for row in rows])
+    past_B = integers([row.past for row in rows])
     num_positions = int(past_B.max()) + num_tokens
     if window is None:
         return np.ones((1, 1, num_tokens, num_positions), np.bool_)

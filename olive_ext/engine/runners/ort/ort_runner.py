@@ -235,14 +235,15 @@ class OrtRunner(Runner):
         if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
             captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
-            outputs = self._parts.capture.run(captured)
+            binding = self._parts.capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
-            outputs = binding.get_outputs()
         num_caches = len(self._spec.caches)
-        self._kv.collect(step.rows, outputs[:num_caches])
-        output = self._head.read(outputs[num_caches:], step)
+        outputs = binding.get_outputs_as_ortvaluevector()
+        if not self._kv.is_in_place:
+            self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
+        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, len(outputs))], step)
         self.host_bytes += output.scores_nbytes
         return output
 

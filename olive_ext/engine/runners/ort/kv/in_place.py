@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KeptBinding, KvPlace, KvStore
 from olive_ext.engine.step import Batching, Copy, Move, Row
 from olive_ext.graph.standalone_graphs import copy_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
@@ -78,7 +78,7 @@ class ViewKv(KvStore):
         self._buffers.clear()
 
     def _binding(self, first: int, count: int) -> ort.IOBinding:
-        binding = self._session.io_binding()
+        binding = KeptBinding(self._session)
         for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
             view = buffer.view(first, count)
             binding.bind_input(tensor.past, *view)
@@ -106,7 +106,8 @@ class _Buffer:
     def copy(self, copy: Copy) -> None:
         """Copies positions between slots in the host's memory."""
         memory = self._bytes_by_position
-        memory[copy.target, : copy.length] = memory[copy.source, : copy.length]
+        positions = slice(copy.num_equal, copy.length)
+        memory[copy.target, positions] = memory[copy.source, positions]
 
     def move(self, move: Move) -> None:
         """Moves positions of slot 0, which may overlap, in the host's memory."""

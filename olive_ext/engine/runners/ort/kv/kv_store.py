@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.step import Batching, Copy, Row
@@ -29,10 +30,30 @@ class KvPlace:
     open_graph: Callable[[bytes], ort.InferenceSession]
 
 
+class KeptBinding(ort.IOBinding):  # type: ignore[misc]
+    """A binding that is used again and again: a value that is bound already is not bound anew."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        super().__init__(session)
+        self._inputs: dict[str, ort.OrtValue | None] = {}
+
+    def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+        if self._inputs.get(name) is not value:
+            super().bind_ortvalue_input(name, value)
+            self._inputs[name] = value
+
+    def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        super().bind_cpu_input(name, array)
+        self._inputs[name] = None
+
+
 class KvStore(ABC):
     """KV of `num_slots` slots with `capacity` positions each."""
 
     batching: ClassVar[Batching]
+    is_in_place: ClassVar[bool] = True
+    """The graph writes into the memory that is bound, so that its present outputs need not be read."""
+
     pads_in_front = False
     """Rows of one step that have fewer positions than others are filled up in front, not behind."""
 
@@ -61,8 +82,8 @@ class KvStore(ABC):
         raise TypeError(f"{type(self).__name__} has caches that move")
 
     def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:  # noqa: B027 (nothing to do)
-        """Takes in the present outputs, in the order of the caches, after the run: nothing where the graph has written
-        in place."""
+        """Takes in the present outputs, in the order of the caches, after the run: none where the graph has written in
+        place."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.block_tables import BlockCopy, BlockTables
-from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace, KvStore, allocate
+from olive_ext.engine.runners.ort.kv.kv_store import Device, KeptBinding, KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
@@ -44,7 +44,7 @@ class PagedKv(KvStore):
         self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
         for tensor in self._spec.kv:
             self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device))
-        self._binding = self._session.io_binding()
+        self._binding = KeptBinding(self._session)
         for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
             pool.bind(self._binding, tensor.past, tensor.present)
 

@@ -53,6 +53,8 @@ class ReturnedKv(KvStore):
     batching = Batching.SINGLE
     """Until it has been tried which rows may share a step."""
 
+    is_in_place = False
+
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
         self._nothing = _Place(self._empty(1), 0, 0)

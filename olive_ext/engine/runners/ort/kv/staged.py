@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore, allocate
+from olive_ext.engine.runners.ort.kv.kv_store import KeptBinding, KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
 from olive_ext.graph.standalone_graphs import put_row_graph, take_row_graph
 from olive_ext.model.types import KvTensor
@@ -105,7 +105,7 @@ class StagedKv(KvStore):
         session.run_with_iobinding(binding)
 
     def _binding(self, values: Values) -> ort.IOBinding:
-        binding = self._session.io_binding()
+        binding = KeptBinding(self._session)
         for tensor, value in zip(self._spec.kv, values, strict=True):
             binding.bind_ortvalue_input(tensor.past, value)
             binding.bind_ortvalue_output(tensor.present, value)
