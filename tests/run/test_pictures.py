@@ -46,7 +46,7 @@ def other(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _config(package: Path, **values: Any) -> EvaluationConfig:
-    given = {"tasks": ["shapes_colour", "shapes_name"], "include_path": str(TASKS), "limit": NUM_DOCUMENTS}
+    given = {"tasks": ["shapes_colour", "shapes_answer"], "include_path": str(TASKS), "limit": NUM_DOCUMENTS}
     return EvaluationConfig.parse({**given, "bootstrap_iters": 0, "model": {"path": str(package)}, **values})
 
 
@@ -60,7 +60,7 @@ def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
         found.append({(one.task, one.metric, one.filter): one.value for one in report.metrics})
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-6)
     assert found[0]["shapes_colour", "kl_mean", "none"] > 1e-4
-    assert found[0]["shapes_name", "kl_mean", "none"] > 1e-4
+    assert found[0]["shapes_answer", "kl_mean", "none"] > 1e-4
     same = evaluate(_config(package, reference={"path": str(package), "mode": "resident"}))
     kl = [one.value for one in same.metrics if one.metric == "kl_mean"]
     assert kl
