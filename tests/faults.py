@@ -31,6 +31,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.report import Report
 from olive_ext.run import evaluate
 from tests.exports import TEXT, genai_export
+from tests.forks import import_what_it_imports
 
 WORDS = TEXT.split()
 LOADER = f"""
@@ -160,6 +161,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        import_what_it_imports(lambda: evaluate(configuration("recorded reference", Path(folder, "warm"))))
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             counts = kill_and_resume(kind, arguments.kills, Path(folder), rng)

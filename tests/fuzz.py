@@ -37,6 +37,7 @@ from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.test_random_packages import GENAI, HF, places, replaced
 from tests.check.tiny import put_model
+from tests.forks import import_what_it_imports
 
 SECONDS = 120
 ODD: tuple[Any, ...] = (
@@ -133,7 +134,8 @@ def caches(rng: random.Random, root: Root, here: Path) -> Case:
     return Case(_damage_bytes(rng, file, and_more=True), root.with_reference(), is_cache=True)
 
 
-KINDS: dict[str, Callable[[random.Random, Root, Path], Case]] = {
+Damage = Callable[[random.Random, Root, Path], Case]
+KINDS: dict[str, Damage] = {
     "settings": settings,
     "packages": package,
     "graphs": graph,
@@ -183,9 +185,8 @@ def _damage_bytes(rng: random.Random, file: Path, *, and_more: bool = False) -> 
     return f"{file.name} {how} at {at}"
 
 
-def judged(case: Case, here: Path, root: Root, status: int, seconds: float) -> str:
-    """What is wrong with how the case ended; "" where nothing is."""
-    err = (here / "stderr").read_text(encoding="utf-8", errors="replace")
+def judged(case: Case, here: Path, root: Root, status: int, seconds: float, err: str) -> str:
+    """What is wrong with how the case ended in the folder `here`, with `err` on stderr; "" where nothing is."""
     lines = [line for line in err.splitlines() if not line.startswith("olive-ext: WARNING")]
     if seconds > SECONDS:
         return f"{seconds:.0f} seconds"
@@ -233,9 +234,16 @@ def forked(argv: list[str], here: Path) -> tuple[int, float]:
         time.sleep(0.01)
 
 
-def run(kind: str, count: int, rng: random.Random, folder: Path) -> tuple[int, Counter[int], list[str]]:
-    """Runs `count` distinct cases of one kind: how many seconds the longest took, the ends by status, and what ended
-    wrongly."""
+def _evaluate(root: Root) -> None:
+    os.chdir(root.whole)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.argv = ["olive-ext", *root.with_reference()]
+    command()
+
+
+def run(kind: str, count: int, rng: random.Random, folder: Path, limit: float) -> tuple[int, Counter[int], list[str]]:
+    """Runs `count` distinct cases of one kind, fewer where these take more than `limit` seconds by the clock: how many
+    seconds the longest took, the ends by status, and what ended wrongly."""
     root = Root(folder)
     if kind == "caches":
         assert forked(root.with_reference(), root.whole)[0] == 0, (root.whole / "stderr").read_text()
@@ -244,7 +252,8 @@ def run(kind: str, count: int, rng: random.Random, folder: Path) -> tuple[int, C
     ends: Counter[int] = Counter()
     wrong: list[str] = []
     longest = 0.0
-    while len(seen) < count:
+    begin = time.monotonic()
+    while len(seen) < count and time.monotonic() - begin < limit:
         here = folder / "case"
         shutil.rmtree(here, ignore_errors=True)
         shutil.copytree(root.whole, here)
@@ -255,7 +264,8 @@ def run(kind: str, count: int, rng: random.Random, folder: Path) -> tuple[int, C
         status, seconds = forked(case.argv, here)
         ends[status] += 1
         longest = max(longest, seconds)
-        if problem := judged(case, here, root, status, seconds):
+        err = (here / "stderr").read_text(encoding="utf-8", errors="replace")
+        if problem := judged(case, here, root, status, seconds, err):
             wrong.append(f"{kind}: {case.what}: {problem}")
             sys.stdout.write(f"{wrong[-1]!r}\n")
             sys.stdout.flush()
@@ -268,11 +278,14 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1000, help="distinct cases, shared by the kinds")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of the clock, after which no case begins")
     arguments = parser.parse_args()
-    rng, num_wrong = random.Random(arguments.seed), 0
+    rng, num_wrong, limit = random.Random(arguments.seed), 0, arguments.seconds / len(arguments.kinds)
+    with tempfile.TemporaryDirectory() as folder:
+        import_what_it_imports(lambda: _evaluate(Root(Path(folder))))
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
-            longest, ends, wrong = run(kind, arguments.cases // len(arguments.kinds), rng, Path(folder))
+            longest, ends, wrong = run(kind, arguments.cases // len(arguments.kinds), rng, Path(folder), limit)
         told = ", ".join(f"{count} with status {status}" for status, count in sorted(ends.items()))
         sys.stdout.write(f"{kind}: {sum(ends.values())} cases, {told}; longest {longest} s; {len(wrong)} wrong\n")
         sys.stdout.flush()

@@ -30,18 +30,19 @@ from common import ROOT
 NUM_NEW_TOKENS = 64
 
 
-def suites(rows: int, data: str | None) -> list[Any]:
-    """Scores in a stream, scores in lists, generations behind eight examples."""
+def suites(rows: int, given: argparse.Namespace) -> list[Any]:
+    """Those of `given.suites`: scores in a stream, scores in lists, generations behind eight examples."""
     from evalution.benchmarks.gsm8k import GSM8K
     from evalution.benchmarks.hellaswag import HellaSwag
     from evalution.benchmarks.mmlu import MMLU
 
-    options: dict[str, Any] = {"max_rows": rows, "stream": False}
-    return [
-        _local(MMLU, "mmlu", data)(num_fewshot=5, **options),
-        _local(HellaSwag, "hellaswag", data)(**options),
-        _local(GSM8K, "gsm8k", data)(variant="cot", max_new_tokens=NUM_NEW_TOKENS, **options),
-    ]
+    own: dict[str, tuple[Any, dict[str, Any]]] = {
+        "mmlu": (MMLU, {"num_fewshot": 5}),
+        "hellaswag": (HellaSwag, {}),
+        "gsm8k": (GSM8K, {"variant": "cot", "max_new_tokens": NUM_NEW_TOKENS}),
+    }
+    chosen = ((name, *own[name]) for name in given.suites.split(","))
+    return [_local(suite, name, given.data)(max_rows=rows, stream=False, **options) for name, suite, options in chosen]
 
 
 def _local(suite: Any, name: str, data: str | None) -> Any:
@@ -76,11 +77,11 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         torch.set_num_threads(given.num_threads or torch.get_num_threads())
         engine = TransformersCompat(dtype="float32", device="cpu", batch_size=given.batch_size)
         session = engine.build(Model(path=str(given.models / "hf")))
-    for suite in suites(2, given.data):
+    for suite in suites(2, given):
         suite.evaluate(session)
     session.gc()
     found = []
-    for suite in suites(given.rows, given.data):
+    for suite in suites(given.rows, given):
         begun, used = time.perf_counter(), time.process_time()
         result = suite.evaluate(session)
         seconds, processor = time.perf_counter() - begun, time.process_time() - used
@@ -95,7 +96,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
 def run(given: argparse.Namespace, engine: str, batch_size: int) -> list[dict[str, Any]]:
     """One engine in a process of its own."""
     words = [str(Path(__file__)), str(given.models), "--engine", engine, "--batch-size", str(batch_size)]
-    words += ["--rows", str(given.rows)] + (["--data", given.data] if given.data else [])
+    words += ["--rows", str(given.rows), "--suites", given.suites] + (["--data", given.data] if given.data else [])
     words += ["--num-threads", str(given.num_threads)] if given.num_threads else []
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path}
@@ -135,6 +136,7 @@ def main() -> int:
     parser.add_argument("models", metavar="MODELS", type=Path)
     parser.add_argument("--output", metavar="FILE", type=Path)
     parser.add_argument("--data", metavar="DIR")
+    parser.add_argument("--suites", metavar="A,B", default="mmlu,hellaswag,gsm8k")
     parser.add_argument("--rows", metavar="N", type=int, default=24)
     parser.add_argument("--rounds", metavar="N", type=int, default=1)
     parser.add_argument("--batch-sizes", metavar="A,B", default="1,4,8")

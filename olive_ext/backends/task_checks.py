@@ -116,7 +116,7 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
 
 def _is_plain(name: object) -> bool:
     """Whether it is no function: lm-eval names these by file and function, with a dot."""
-    return isinstance(name, str) and "." not in name
+    return isinstance(name, str) and not ("." in name and name.rpartition(".")[2].isidentifier())
 
 
 def _known(registry: Any) -> str:

@@ -79,6 +79,8 @@ class Copy:
     source: int
     target: int
     length: int
+    num_equal: int = 0
+    """Of these positions so many are the same in both slots already, and need not be copied."""
 
 
 UNLIMITED = 2**31

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
 import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.session import Session
 from olive_ext.text.requests import GeneratedSequence, GenerationRequest
 from tests.exports import VOCAB, genai_export, hf_model
@@ -125,6 +128,18 @@ def test_stop_string_ends_a_sequence_as_in_transformers() -> None:
             while tokens and tokens[-1] in (0, 1):
                 tokens.pop()
             assert output.tokens == tuple(tokens)
+
+
+@pytest.mark.slow
+def test_lm_eval_gets_the_answers_of_its_own_backend() -> None:
+    search = {"num_beams": 3, "length_penalty": 0.6, "early_stopping": True, "until": ["zzzz"], "max_gen_toks": 8}
+    texts = ["Ann sees the blue", "Bob carries a heavy wheel", "the old"]
+    asked = [Instance("generate_until", {}, (text, search), place, ("t", place, 1)) for place, text in enumerate(texts)]
+    reference = HFLM(pretrained=str(hf_model("llama")), device="cpu", dtype="float32", batch_size=1)
+    with OrtLM(str(FAMILIES["llama"]())) as lm:
+        found = lm.generate_until(asked, disable_tqdm=True)
+    assert found == reference.generate_until(asked, disable_tqdm=True)
+    assert all(found)
 
 
 def test_first_sequence_is_the_output(session: Session, family: str) -> None:

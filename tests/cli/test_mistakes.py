@@ -263,6 +263,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.task(CHOICE.replace("acc_norm", "nosuch")),
         "task 'mine' has the unknown metric 'nosuch'; there are acc",
     ),
+    "metric that is a path": (
+        lambda p: p.task(CHOICE.replace("acc_norm", "../..")),
+        "task 'mine' has the unknown metric '../..'; there are acc",
+    ),
     "aggregation that is unknown": (
         lambda p: p.task(CHOICE.replace("metric: acc\n", "metric: acc\n    aggregation: nosuch\n")),
         "unknown aggregation 'nosuch'; there are",

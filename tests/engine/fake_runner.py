@@ -178,7 +178,8 @@ class FakeRunner(Runner):
             if self.traits.batching is Batching.PACKED:
                 self.tables.fork(copy)
             else:
-                self._slots[copy.target][: copy.length] = self._slots[copy.source][: copy.length]
+                positions = slice(copy.num_equal, copy.length)
+                self._slots[copy.target][positions] = self._slots[copy.source][positions]
             self._check_resumable(copy.source, copy.length)
             self._forks[copy.target], self._ends[copy.target] = {0, copy.length}, copy.length
         for move in step.moves:

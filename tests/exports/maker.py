@@ -10,9 +10,11 @@ import importlib
 import json
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from contextlib import suppress
+from typing import IO
 
 IMPORTED = (
     "onnxruntime",
@@ -40,18 +42,28 @@ def main() -> None:
             importlib.import_module(name)
     for line in sys.stdin:
         given = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            log = os.open(given["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            _, module, *arguments = given["arguments"]
-            status = _run(module, arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        with open(given["log"], "wb") as log:  # noqa: PTH123 - a descriptor for the fork
+            status = _forked(given["arguments"], log.fileno()) if hasattr(os, "fork") else _started(given, log)
+        sys.stdout.write(f"{status}\n")
         sys.stdout.flush()
+
+
+def _forked(arguments: list[str], log: int) -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    _, module, *rest = arguments
+    status = _run(module, rest)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _started(given: dict[str, list[str]], log: IO[bytes]) -> int:
+    """Where a process cannot be forked."""
+    return subprocess.run([sys.executable, *given["arguments"]], stdout=log, stderr=log, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -226,6 +226,14 @@ def test_context_length_is_the_smallest_stated(configured, hf_config, rows, max_
     assert any(f"the context length {expected} is that of {winner}" in note for note in spec.notes)
 
 
+@pytest.mark.parametrize(("max_length", "warnings"), [(512, 0), (513, 1)])
+def test_length_beyond_the_models_own_is_warned_of(max_length, warnings, caplog):
+    with caplog.at_level("WARNING", logger="olive_ext"):
+        spec = read_spec(model(), changed("model", context_length=512), max_length)
+    assert spec.context_length == 512
+    assert caplog.text.count("'max_length' = 513 is beyond the model's context length, which is used: 512") == warnings
+
+
 def test_context_length_is_an_error_when_nothing_states_it():
     with pytest.raises(ModelError, match=r"the context length is unknown: .* set max_length"):
         read_spec(model(cos_rows=None), {})

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,9 @@ def test_server_that_dies_midway_costs_seconds_and_warnings(server: Server, capl
     assert "the evaluation is not in MLflow" in caplog.text
     assert client().get_run(parent.run_id).info.status == "FINISHED"
     assert len(children(parent.run_id)) == 2
+
+
+def test_store_of_azure_ml_loads_beside_the_pinned_client() -> None:
+    pytest.importorskip("azureml.mlflow", reason="pip install -c constraints.txt '.[azureml]'")
+    (store,) = entry_points(group="mlflow.tracking_store", name="azureml")
+    assert callable(store.load())

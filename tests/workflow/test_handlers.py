@@ -121,6 +121,12 @@ def test_onnx_model_is_refused_where_the_recipe_says_hf(package: Path) -> None:
         onnx_config(handler(package), settings(model_class="hf"), None)
 
 
+@pytest.mark.parametrize("name", ["ort", "ortgenai", "ort-multimodal"])
+def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str) -> None:
+    plain = onnx_config(handler(package), settings(), None)
+    assert onnx_config(handler(package), settings(model_class=name), None).model == plain.model
+
+
 def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
     model = HfModelHandler(str(hf_model("llama")))
     config = hf_config(model, settings(model_class="ort"))
@@ -143,6 +149,13 @@ def test_composite_models_genai_config_names_the_decoder(package: Path, tmp_path
     parts = [handler(root, onnx_file_name=name) for name in ("embedding.onnx", "model.onnx")]
     model = CompositeModelHandler(parts, ["embedding", "model"], model_path=str(root))
     assert Path(text_decoder(model).model_path) == root / "model.onnx"
+
+
+def test_component_beside_the_decoder_stands_for_the_package_around_it() -> None:
+    """A recipe that quantizes an encoder alone names nothing else; the rest travels along."""
+    package = Path(__file__).resolve().parents[2] / "recipes" / "vision" / "model"
+    model = CompositeModelHandler([handler(package / "vision_encoder")], ["vision_encoder"], model_path=str(package))
+    assert Path(text_decoder(model).model_path) == package / "decoder" / "model.onnx"
 
 
 @pytest.mark.slow

@@ -65,7 +65,8 @@ def hf() -> dict[str, Any]:
 
 
 def outside(command: list[str], path: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])  # a checkout of Olive first, where there is one
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         [*command, "--config", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

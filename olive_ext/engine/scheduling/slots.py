@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import TokenArray, integers
+from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.step import Copy
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -92,7 +92,7 @@ class Slots:
         """
         shared = self._reusable(tokens[:limit], source)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
-        *_, oldest = min([(slot in wanted, self._used_at[slot], slot) for slot in free])
+        oldest = self._oldest(wanted)
         slot = oldest if self._has_blocks else min([(-shared[s], self._used_at[s], s) for s in free])[2]
         givers = range(self.num_slots) if self._has_blocks else self._busy
         giver = max(givers, key=shared.__getitem__, default=slot)
@@ -112,8 +112,7 @@ class Slots:
 
     def take_empty(self, wanted: Container[int] = frozenset()) -> int:
         """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""
-        free = (slot for slot in range(self.num_slots) if slot not in self._busy)
-        slot = min(free, key=lambda s: (s in wanted, self._used_at[s], s))
+        slot = self._oldest(wanted)
         self._lengths[slot], self._checkpoints[slot] = 0, []
         self._busy.add(slot)
         return slot
@@ -121,10 +120,12 @@ class Slots:
     def fork(self, source: int, target: int) -> Copy:
         """Makes all that is resident in `source` resident in `target`, too; the copy that does it."""
         length = self._lengths[source]
-        self._tokens_SP[target, :length] = self._tokens_SP[source, :length]
+        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths[target]]
+        num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
+        self._tokens_SP[target, :length] = given
         self._lengths[target], self._checkpoints[target] = length, [length]
         self._sources[target] = self._sources[source]
-        return Copy(source, target, length)
+        return Copy(source, target, length, num_equal)
 
     def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
         """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
@@ -140,6 +141,10 @@ class Slots:
         self._note_use(slot)
         if self._can_rewind:
             self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
+
+    def _oldest(self, wanted: Container[int]) -> int:
+        """The longest unused free slot, a `wanted` one only where there is no other."""
+        return min([(s in wanted, self._used_at[s], s) for s in range(self.num_slots) if s not in self._busy])[2]
 
     def _note_use(self, slot: int) -> None:
         self._clock += 1

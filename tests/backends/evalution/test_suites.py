@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import evalution
@@ -10,10 +13,12 @@ import pytest
 from evalution.engines import TransformersCompat
 
 from olive_ext.backends.evalution import OrtEngine
-from tests.backends.evalution.suites import all_suites
+from tests.backends.evalution.suites import all_suites, hellaswag_rows, mmlu_rows
 from tests.exports import genai_export, hf_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+
+SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "evalution_engines.py"
 
 
 def run(engine: Any, path: object) -> Any:
@@ -36,6 +41,22 @@ def test_predictions_of_every_sample_equal(results: tuple[Any, Any]) -> None:
     ours, theirs = ([[sample.prediction for sample in test.samples] for test in result.tests] for result in results)
     assert [len(predictions) for predictions in ours] == [24, 24, 16]
     assert ours == theirs
+
+
+def test_benchmark_finds_equal_answers_on_files_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "hf").symlink_to(hf_model("llama"), target_is_directory=True)
+    (tmp_path / "fp32").symlink_to(genai_export("llama"), target_is_directory=True)
+    for name, rows in {"mmlu-dev": mmlu_rows, "mmlu-test": mmlu_rows, "hellaswag-validation": hellaswag_rows}.items():
+        lines = [json.dumps(row) for row in rows(name.partition("-")[2])]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    words = [str(tmp_path), "--data", str(tmp_path), "--suites", "mmlu,hellaswag", "--rows", "4", "--batch-sizes", "1"]
+    command = [sys.executable, str(SCRIPT), *words, "--output", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["table"]
+    assert [(row["suite"], row["agree"]) for row in table] == [("mmlu", True), ("hellaswag", True)]
+    assert all(row["ratio_processor"] > 0 for row in table)
+    assert done.stdout.count("| equal |") == 2
 
 
 def test_result_is_json_and_says_how_the_model_ran(results: tuple[Any, Any]) -> None:

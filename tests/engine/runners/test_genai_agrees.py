@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import olive_ext
-from olive_ext.errors import ConfigError, ModelError, ProviderError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
 from olive_ext.model import content_hash, locate, size_on_disk
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -173,3 +173,12 @@ def test_max_length_limits_positions() -> None:
 def test_provider_that_is_missing_is_named() -> None:
     with pytest.raises(ProviderError, match="QNNExecutionProvider"):
         olive_ext.open(package("plain"), execution_provider="qnn", engine={"runtime": "genai"})
+
+
+def test_beams_are_refused_by_name() -> None:
+    asked = GenerationRequest([4, 5], max_new_tokens=3, num_beams=2)
+    with (
+        opened("plain") as session,
+        pytest.raises(OliveExtError, match=r"'num_beams' = 2 needs a slot for each beam.*onnxruntime-genai runs one"),
+    ):
+        session.generate([asked])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import FinishReason, Generation, Request, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Source
 from olive_ext.engine.runners.hf.hf_runner import HfRunner, context_length, load_model
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
@@ -199,6 +199,15 @@ def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> N
         engine.run([Request((1, 2), 1, source=Source(np.array([1])))])
     with pytest.raises(ModelError, match="transformers cannot load"):
         load_model(str(tmp_path), "auto", None)
+
+
+def test_beams_are_refused_by_name() -> None:
+    runner = HfRunner(make("llama"), {"num_slots_origin": "a reason"})
+    asked = Request((1, 2), 0, Generation(3, beams=Beams(2)))
+    with pytest.raises(
+        OliveExtError, match=r"'num_beams' = 2 needs a slot for each beam; the session has 1 \(a reason\)"
+    ):
+        Engine(runner, 64).run([asked])
 
 
 def test_an_encoder_decoder_is_refused_by_name(tmp_path: Any) -> None:

@@ -106,7 +106,8 @@ class _Buffer:
     def copy(self, copy: Copy) -> None:
         """Copies positions between slots in the host's memory."""
         memory = self._bytes_by_position
-        memory[copy.target, : copy.length] = memory[copy.source, : copy.length]
+        positions = slice(copy.num_equal, copy.length)
+        memory[copy.target, positions] = memory[copy.source, positions]
 
     def move(self, move: Move) -> None:
         """Moves positions of slot 0, which may overlap, in the host's memory."""
