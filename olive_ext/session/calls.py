@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import OliveExtError, SessionError
+from olive_ext.errors import OliveExtError, SessionError, UnreadableError
 from olive_ext.session.executor import Lost
 from olive_ext.text.conversion import Converted
 
@@ -71,12 +71,12 @@ class Turns:
 
 class Batch(Generic[Output]):
     """`requests` go to the engine, their results to `take`. `on_output` and `on_lost` are told of each of `converted`,
-    which are numbered from `first` on. What is complete is forgotten."""
+    by its number. What is complete is forgotten."""
 
     def __init__(
-        self, converted: Sequence[Converted[Output]], first: int, on_output: OnOutput[Output], on_lost: OnLost
+        self, converted: Mapping[int, Converted[Output]], on_output: OnOutput[Output], on_lost: OnLost
     ) -> None:
-        self._converted: dict[int, Converted[Output]] = dict(enumerate(converted, first))
+        self._converted = dict(converted)
         self._on_output = on_output
         self._on_lost = on_lost
         self._places = [(index, part) for index, item in self._converted.items() for part in range(len(item.requests))]
@@ -106,28 +106,31 @@ def batches(
     convert: Callable[[Asked], Converted[Output]],
     on_output: OnOutput[Output],
     on_lost: OnLost,
-    warn: Callable[[int, Sequence[bool]], None],
+    warn: Callable[[Mapping[int, bool]], None],
 ) -> Iterator[Batch[Output]]:
-    """A batch for each of `slices`, whose requests are counted on from one to the next, when it is asked for.
-    `warn(first, are_cut)` is told which of a slice, which begins at the request `first`, were cut."""
-    first = 0
+    """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose picture
+    or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
+    count = 0
     for requests in slices:
-        converted = []
-        for index, request in enumerate(requests, first):
-            with naming(f"request {index}"):
-                converted.append(convert(request))
-        warn(first, [item.is_truncated for item in converted])
-        batch = Batch(converted, first, on_output, on_lost)
-        first += len(converted)
+        converted: dict[int, Converted[Output]] = {}
+        for index, request in enumerate(requests, count):
+            try:
+                with naming(f"request {index}"):
+                    converted[index] = convert(request)
+            except UnreadableError as error:
+                on_lost(index, str(error.__cause__))
+        warn({index: item.is_truncated for index, item in converted.items()})
+        batch = Batch(converted, on_output, on_lost)
+        count += len(requests)
         if batch.requests:
             yield batch
 
 
-def warn_of_cuts(length: int, whose: Callable[[int], str] | None, first: int, are_cut: Sequence[bool]) -> None:
+def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mapping[int, bool]) -> None:
     """Warns where requests lost their beginning to fit into `length` tokens; `whose`, where given, says of which task a
-    request is; `are_cut` begins at the request `first`."""
-    if any(are_cut):
-        cut = [index for index, is_cut in enumerate(are_cut, first) if is_cut]
+    request is."""
+    if any(are_cut.values()):
+        cut = [index for index, is_cut in are_cut.items() if is_cut]
         tasks = Counter(map(whose, cut)) if whose is not None else {}
         listed = f": {', '.join(f'{count} of {name}' for name, count in tasks.items())}" if tasks else ""
         text = "%d of %d requests were cut on the left to fit into %d tokens%s"

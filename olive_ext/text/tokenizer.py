@@ -81,7 +81,6 @@ class Tokenizer:
 
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
-        self._shared_ids: dict[int, int] = {}
 
     def refuse_smaller_vocabulary(self, vocab_size: int, model: str) -> None:
         """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
@@ -121,7 +120,7 @@ class Tokenizer:
         return self._with_bos(list(self.hf.encode(text, add_special_tokens=adds, verbose=False)), forces_bos)
 
     def encode_many(self, texts: Collection[str]) -> dict[str, list[int]]:
-        """`encode` of each text, by text, on all cores where the tokenizer is fast. Equal ids are one object: memory."""
+        """`encode` of each text, by text; a fast tokenizer does it on all cores."""
         kinds: dict[tuple[bool, bool], list[str]] = {}
         for text in dict.fromkeys(texts):
             kinds.setdefault(self._specials(text, None), []).append(text)
@@ -129,7 +128,7 @@ class Tokenizer:
         for (adds, forces_bos), alike in kinds.items():
             encoded = self._encode_alike(alike, adds)
             found.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
-        return {text: [self._shared_ids.setdefault(one, one) for one in ids] for text, ids in found.items()}
+        return found
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
         """Token ids of each text. Where the tokenizer's class leaves the encoding to the library of fast tokenizers,
