@@ -108,22 +108,27 @@ def batches(
     on_lost: OnLost,
     warn: Callable[[Mapping[int, bool]], None],
 ) -> Iterator[Batch[Output]]:
-    """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose picture
-    or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
+    """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose
+    picture or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
     count = 0
     for requests in slices:
         converted: dict[int, Converted[Output]] = {}
         for index, request in enumerate(requests, count):
-            try:
-                with naming(f"request {index}"):
-                    converted[index] = convert(request)
-            except UnreadableError as error:
-                on_lost(index, str(error.__cause__))
+            with _noting_unreadable(on_lost, index), naming(f"request {index}"):
+                converted[index] = convert(request)
         warn({index: item.is_truncated for index, item in converted.items()})
         batch = Batch(converted, on_output, on_lost)
         count += len(requests)
         if batch.requests:
             yield batch
+
+
+@contextmanager
+def _noting_unreadable(on_lost: OnLost, index: int) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableError as error:
+        on_lost(index, str(error.__cause__))
 
 
 def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mapping[int, bool]) -> None:
