@@ -3,8 +3,9 @@
     PYTHON .ci/olive_checkout.py CHECKOUT [PYTEST_ARGUMENT ...]
 
 CHECKOUT is a folder that holds the package `olive`: a clone of its main branch, an unpacked sdist. It is put in front
-of the installed release for these processes only; its further dependencies are the caller's to install. Ends as pytest
-does.
+of the installed release for these processes only; what else it needs is the caller's to install, perhaps in folders of
+PYTHONPATH (its ModelBuilder of August 2026 runs with onnxruntime-genai 0.14.1 no longer, nor with 0.18.0). Ends as
+pytest does.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def main(argv: list[str]) -> int:
     changes = [("-", line) for line in here[1:] if line not in there]
     changes += [("+", line) for line in there[1:] if line not in here]
     print("\n".join(f"{sign} {line}" for sign, line in changes) or "what is wrapped has not changed")
-    environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"}
+    paths = filter(None, [str(checkout), str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     tests = argv[1:] or ["tests/workflow", "tests/check"]
     return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=environment).returncode
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import LostRequestsError, OliveExtError, SessionError
+from olive_ext.errors import LostRequestsError, OliveExtError, SessionError, UnreadableError
 from olive_ext.text.conversion import Converted
 
 logger = logging.getLogger(__name__)
 
+Asked = TypeVar("Asked")
 Output = TypeVar("Output")
 
 
@@ -69,17 +70,38 @@ class Batch(Generic[Output]):
     """`requests` go to the engine, their results to `take`; `outputs` are by place in `converted`."""
 
     def __init__(
-        self, converted: Sequence[Converted[Output]], on_result: Callable[[int, Output], None] | None = None
+        self,
+        asked: Iterable[Asked],
+        convert: Callable[[Asked], Converted[Output]],
+        on_result: Callable[[int, Output], None] | None = None,
     ) -> None:
-        self._converted = converted
         self._on_result = on_result
-        self._places = [(index, part) for index, item in enumerate(converted) for part in range(len(item.requests))]
-        self.requests: list[Request] = [converted[index].requests[part] for index, part in self._places]
-        self._parts: list[dict[int, Result]] = [{} for _ in converted]
+        self._lost: dict[int, str] = {}
+        """Requests whose pictures or sound cannot be read, with the reasons: they cost no other its answer."""
+        self._converted: dict[int, Converted[Output]] = {}
+        for index, request in enumerate(asked):
+            with self._noting_unreadable(index), naming(f"request {index}"):
+                self._converted[index] = convert(request)
+        pieces = self._converted.items()
+        self._places = [(index, part) for index, item in pieces for part in range(len(item.requests))]
+        self.requests: list[Request] = [self._converted[index].requests[part] for index, part in self._places]
+        self._parts: dict[int, dict[int, Result]] = {index: {} for index in self._converted}
         self.outputs: dict[int, Output] = {}
-        for index, item in enumerate(converted):
+        for index, item in pieces:
             if not item.requests:
                 self._complete(index)
+
+    @contextmanager
+    def _noting_unreadable(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except UnreadableError as error:
+            self._lost[index] = str(error.__cause__)
+
+    @property
+    def are_cut(self) -> dict[int, bool]:
+        """By place, whether a request's text was cut on the left to fit."""
+        return {index: item.is_truncated for index, item in self._converted.items()}
 
     def take(self, number: int, result: Result) -> None:
         """`result` is that of `requests[number]`."""
@@ -90,11 +112,14 @@ class Batch(Generic[Output]):
 
     @contextmanager
     def own_places(self) -> Iterator[None]:
-        """Names requests without a result by the outputs that they are parts of."""
+        """Names requests without a result by the outputs that they are parts of, and those that cannot be read."""
+        lost = dict(self._lost)
         try:
             yield
         except LostRequestsError as error:
-            raise LostRequestsError({self._places[number][0]: why for number, why in error.lost.items()}) from None
+            lost |= {self._places[number][0]: why for number, why in error.lost.items()}
+        if lost:
+            raise LostRequestsError(lost)
 
     def _complete(self, index: int) -> None:
         parts = self._parts[index]
@@ -104,13 +129,13 @@ class Batch(Generic[Output]):
             self._on_result(index, output)
 
 
-def warn_of_cuts(are_cut: Sequence[bool], length: int, names: Sequence[str]) -> None:
+def warn_of_cuts(are_cut: Mapping[int, bool], length: int, names: Sequence[str]) -> None:
     """Warns where requests lost their beginning to fit into `length` tokens; `names`, where given, say whose."""
-    if any(are_cut):
-        whose = Counter(name for name, is_cut in zip(names, are_cut, strict=False) if is_cut)
+    if any(are_cut.values()):
+        whose = Counter(names[index] for index, is_cut in are_cut.items() if is_cut and names)
         listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
         text = "%d of %d requests were cut on the left to fit into %d tokens%s"
-        logger.warning(text, sum(are_cut), len(are_cut), length, listed)
+        logger.warning(text, sum(are_cut.values()), len(are_cut), length, listed)
 
 
 @contextmanager

@@ -216,20 +216,20 @@ class Session:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
         with self._turns.turn(call):
-            converted = []
-            for index, request in enumerate(requests):
-                with naming(f"request {index}"):
-                    converted.append(convert(request))
-            warn_of_cuts([item.is_truncated for item in converted], self.max_length, names)
-            batch = Batch(converted, on_result)
-            if batch.requests:
-                is_kept = self.records is None or call == "generate"
-                with self._work(), batch.own_places():
-                    if self.journal is None:
-                        self.executor.run(batch.requests, batch.take)
-                    else:
-                        run_in_chunks(self.executor, batch.requests, batch.take, self.journal if is_kept else None)
-            return [batch.outputs[index] for index in range(len(converted))]
+            batch = Batch(requests, convert, on_result)
+            warn_of_cuts(batch.are_cut, self.max_length, names)
+            with batch.own_places():
+                self._answer(batch, is_kept=self.records is None or call == "generate")
+            return [batch.outputs[index] for index in range(len(requests))]
+
+    def _answer(self, batch: Batch[Any], *, is_kept: bool) -> None:
+        """Runs the batch's requests; `is_kept` where the journal may have the answers."""
+        if batch.requests:
+            with self._work():
+                if self.journal is None:
+                    self.executor.run(batch.requests, batch.take)
+                else:
+                    run_in_chunks(self.executor, batch.requests, batch.take, self.journal if is_kept else None)
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]

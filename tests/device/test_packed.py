@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,17 @@ def test_packed_fp16_scores_are_as_near_to_the_cpu_as_single_rows() -> None:
         expected = session.generate(_prompts())
     same = sum(one.tokens == other.tokens for one, other in zip(generated, expected, strict=True))
     assert same >= 5, "fp16 may part at a near tie"
+
+
+def test_beams_over_blocks_are_those_over_slots_but_for_near_ties_of_fp16() -> None:
+    """Three sequences each, of which all name the stem's blocks; the rest of a half filled one is copied at every fork.
+    Scores are compared, too: of the best sequences, where they are the same."""
+    asked = [replace(request, num_beams=3) for request in _prompts()]
+    found = []
+    for scoring in ("packed", "rows"):
+        with _open("webgpu", scoring=scoring) as session:
+            found.append([output.sequences[0] for output in session.generate(asked)])
+            assert session.counters.copies > 6
+    same = [pair for pair in zip(*found, strict=True) if pair[0].tokens == pair[1].tokens]
+    assert len(same) >= 5
+    assert max(abs(one.score - other.score) for one, other in same) < 0.01
