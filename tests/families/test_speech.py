@@ -193,7 +193,7 @@ def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:
         num_runs = lm.session.describe_execution()["encoder_runs"]
     assert found is not None
     samples = found["samples"]["tones_words"]
-    assert num_runs == len({sample["doc"]["text"] for sample in samples}) < len(samples)
+    assert num_runs == len(samples) == 5  # no two sounds are alike
     pairs = [normalized(sample["doc"]["text"], sample["resps"][0][0]) for sample in samples]
     assert found["results"]["tones_words"]["wer,none"] == pytest.approx(word_error_rate(pairs))
 
