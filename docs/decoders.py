@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from docs import picture_families
+
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "decoders.json"
 PAGE = HERE / "decoders.md"
@@ -176,7 +178,7 @@ def render(rows: Sequence[dict[str, str]]) -> str:
         else:
             cells += [row["reference"], *(row.get(column, "") for column in COLUMNS)]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + picture_families.render()
 
 
 def _in_process(name: str, provider: str) -> dict[str, str]:

@@ -66,8 +66,13 @@ class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
 
 
+class UnreadableError(TaskError):
+    """A picture or a sound that a request gives cannot be read or prepared: that request alone has no answer."""
+
+
 class LostRequestsError(RunError):
-    """Requests have no answer, because every worker that ran them was lost; all others of the call have theirs."""
+    """Requests have no answer, because every worker that ran them was lost, or what they give cannot be read. All
+    others of the call have theirs."""
 
     def __init__(self, lost: Mapping[int, str]) -> None:
         """`lost`: reasons by the requests' places in the call."""

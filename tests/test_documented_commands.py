@@ -33,6 +33,8 @@ ELSEWHERE = {
     "olive run --config recipes/quickstart/recipe.json": ".ci/run",
     "olive run --config recipes/chains/kquant_int4_b32.json": "tests/recipes/test_chains.py",
     "olive run --config recipes/search/recipe.json": "tests/recipes/test_search.py",
+    "olive-ext run --config recipes/vision/": "tests/recipes/test_vision.py",
+    "olive-ext run --config recipes/speech/": "tests/recipes/test_speech.py",
     "python recipes/quickstart/make/make_data.py": "tests/recipes/test_quickstart.py",
     "olive-ext evalution": "tests/backends/evalution/test_spec_runner.py",
     "olive-ext compare out/float out/int8 out/int4": "README.md",

@@ -1,9 +1,11 @@
-"""Measures our backend and Hugging Face on a GPU, on requests in the shape of MMLU-Pro: one command, no network.
+"""Measures our backend and others on a GPU, on requests in the shapes of MMLU-Pro and GSM8K: one command, no network.
 
     python docs/benchmarks/gpu_table.py OUT
 
-Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the task (N questions of ~150 tokens behind
-5 fixed shots of ~700 tokens together, 10 one-token answers each), and runs both in the same rounds. A few questions
+Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the tasks: N questions of ~150 tokens behind
+5 fixed shots of ~700 tokens together, with 10 answers of one token each, or of five; and prompts behind 8 shots of ~900
+tokens, as GSM8K-CoT has them, that are answered greedily. Each is a row: against Hugging Face in the same rounds, the
+last against onnxruntime-genai, too, and a few questions against a plain session and Olive's ortgenai. A few questions
 are profiled: OUT/*/host_device_copies.json lists the copies between host and device, and a large one ends this with 1.
 Gemma 4 needs --packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
 """
@@ -37,19 +39,31 @@ def load(**_):
     rows = str(Path(__file__).parent / "questions.jsonl")
     return {"test": datasets.load_dataset("json", data_files=rows)["train"]}
 """
-TASK = """task: mmlu_pro_shape
+TASK = """task: {name}
 custom_dataset: !function local.load
 test_split: test
-output_type: multiple_choice
 description: {shots}
 doc_to_text: "{{{{question}}}}"
-doc_to_choice: [A, B, C, D, E, F, G, H, I, J]
-doc_to_target: answer
-metric_list:
-  - metric: acc
+{form}
 metadata:
   version: 1
 """
+CHOICES = """output_type: multiple_choice
+doc_to_choice: {choices}
+doc_to_target: answer
+metric_list:
+  - metric: acc"""
+GREEDY = """output_type: generate_until
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  until: ["\\n\\n\\n"]
+  do_sample: false
+  max_gen_toks: {tokens}
+metric_list:
+  - metric: exact_match"""
+
+ONE, FIVE, COT = "mmlu_pro_shape", "mmlu_pro_shape_5", "gsm8k_cot_shape"
+"""Names of the tasks."""
 
 
 class Writer:
@@ -77,17 +91,25 @@ class Writer:
         return len(self._tokenizer.encode(text))
 
 
-def write_task(folder: Path, tokenizer: Any, questions: int) -> None:
-    """The task `mmlu_pro_shape` in `folder`."""
+def write_tasks(folder: Path, tokenizer: Any, questions: int, new_tokens: int) -> None:
+    """The three tasks in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = Writer(tokenizer)
-    shots = writer.shots(5, 700)
+    shots, more = writer.shots(5, 700), writer.shots(8, 900)
     rows = ({"question": writer.question(150), "answer": number % len(LETTERS)} for number in range(questions))
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "questions.jsonl").write_text(text, encoding="utf-8")
     (folder / "shots.txt").write_text(shots, encoding="utf-8")
     (folder / "local.py").write_text(LOADER, encoding="utf-8")
-    (folder / "mmlu_pro_shape.yaml").write_text(TASK.format(shots=json.dumps(shots)), encoding="utf-8")
+    five = [f"{letter} of the in to" for letter in LETTERS]
+    forms = {
+        ONE: (shots, CHOICES.format(choices=json.dumps(list(LETTERS)))),
+        FIVE: (shots, CHOICES.format(choices=json.dumps(five))),
+        COT: (more, GREEDY.format(tokens=new_tokens)),
+    }
+    for name, (text, form) in forms.items():
+        task = TASK.format(name=name, shots=json.dumps(text), form=form)
+        (folder / f"{name}.yaml").write_text(task, encoding="utf-8")
 
 
 def make_models(given: argparse.Namespace, shape: str) -> Path:
@@ -104,12 +126,12 @@ def make_models(given: argparse.Namespace, shape: str) -> Path:
 
 def shared_options(given: argparse.Namespace, tasks: Path) -> Iterator[object]:
     """Of `olive-ext bench`, whatever it is compared with."""
-    yield from ("--tasks", "mmlu_pro_shape", "--include-path", tasks, "--num-fewshot", 0, "--max-length", 2048)
+    yield from ("--include-path", tasks, "--num-fewshot", 0, "--max-length", 2048)
     yield from ("--provider", given.device, "--device", "cuda:0" if given.device == "cuda" else given.device)
 
 
 def speed_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
-    """All questions, against Hugging Face."""
+    """All questions, against Hugging Face, which takes batches."""
     yield from ("--limit", given.questions, "--rounds", given.rounds, "--warmup", 64)
     yield from ("--hf", models / "hf", "--peers", "hf", "--batch-sizes", given.batch_sizes)
     yield from ("--probe", max(1, given.questions // 20))
@@ -120,9 +142,28 @@ def whole_options(given: argparse.Namespace) -> Iterator[object]:
     yield from ("--limit", given.whole, "--rounds", 1, "--warmup", 64, "--peers", "")
 
 
+def greedy_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
+    """Answers that are generated, against Hugging Face and onnxruntime-genai."""
+    yield from ("--limit", given.generations, "--rounds", given.rounds, "--warmup", 4)
+    yield from ("--hf", models / "hf", "--peers", "hf,onnxruntime-genai", "--batch-sizes", given.batch_sizes)
+    yield from ("--probe", max(1, given.generations // 20))
+
+
 def answer_options(given: argparse.Namespace) -> Iterator[object]:
-    """A few questions against a plain session on the same file, the reference for int4 answers."""
-    yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime")
+    """A few questions against a plain session on the same file, the reference for int4, and Olive's ortgenai."""
+    yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime,olive-ortgenai", "--batch-sizes", 1)
+
+
+def rows(given: argparse.Namespace, models: Path) -> dict[str, tuple[str, Iterator[object], dict[str, float]]]:
+    """Task, options and goals of each row, by the end of its name."""
+    every = {
+        "": (ONE, speed_options(given, models), {"hf": 4.0}),
+        "-5-tokens": (FIVE, speed_options(given, models), {"hf": 8.0}),
+        "-greedy": (COT, greedy_options(given, models), {"hf": 5.0, "onnxruntime-genai": 3.0}),
+        "-answers": (ONE, answer_options(given), {"onnxruntime": 1.0, "olive-ortgenai": 1.0}),
+        "-whole": (ONE, whole_options(given), {}),
+    }
+    return {name: row for name, row in every.items() if name != "-whole" or given.whole}
 
 
 def profile_copies(given: argparse.Namespace, model: Path, tasks: Path, out: Path) -> bool:
@@ -137,7 +178,7 @@ def profile_copies(given: argparse.Namespace, model: Path, tasks: Path, out: Pat
 
 
 def main() -> None:
-    """Runs every shape and precision and writes OUT/table.md after each."""
+    """Runs every row of each shape and precision and writes OUT/table.md after each."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -145,6 +186,8 @@ def main() -> None:
     parser.add_argument("--precisions", metavar="A,B", default="fp16,int4")
     parser.add_argument("--questions", metavar="N", type=int, default=1200, help="questions to compare speed on")
     parser.add_argument("--whole", metavar="N", type=int, default=12000, help="questions for ours alone; 0 for none")
+    parser.add_argument("--generations", metavar="N", type=int, default=128, help="prompts that are answered greedily")
+    parser.add_argument("--new-tokens", metavar="N", type=int, default=128, help="tokens of such an answer at most")
     parser.add_argument("--checked", metavar="N", type=int, default=5, help="questions to check answers on")
     parser.add_argument("--batch-sizes", metavar="A,B", default="16,64,128")
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
@@ -157,21 +200,19 @@ def main() -> None:
         from transformers import AutoTokenizer
 
         tasks = given.out / shape / "task"
-        write_task(tasks, AutoTokenizer.from_pretrained(models / "hf"), max(given.questions, given.whole))
+        questions = max(given.questions, given.whole, given.generations)
+        write_tasks(tasks, AutoTokenizer.from_pretrained(models / "hf"), questions, given.new_tokens)
         for precision in given.precisions.split(","):
             name = f"{shape}-{precision}"
-            goals[name] = {"hf": 4.0}
             shared, model = [*shared_options(given, tasks)], models / precision
-            found[name] = bench(model, given.out / name, [*shared, *speed_options(given, models)])
-            if given.whole:
-                whole = f"{name}-whole"
-                found[whole] = bench(model, given.out / whole, [*shared, *whole_options(given)])
-            check = f"{name}-answers"
-            found[check] = bench(model, given.out / check, [*shared, *answer_options(given)])
+            for end, (task, options, goal) in rows(given, models).items():
+                row = f"{name}{end}"
+                goals[row] = goal
+                found[row] = bench(model, given.out / row, ["--tasks", task, *shared, *options])
+                text = table(found, goals)
+                (given.out / "table.md").write_text(text, encoding="utf-8")
             if not profile_copies(given, model, tasks, given.out / name):
                 copying.append(name)
-            text = table(found, goals)
-            (given.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
     if copying:
         sys.exit(f"something large crosses between host and device (host_device_copies.json): {', '.join(copying)}")

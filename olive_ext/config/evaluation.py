@@ -160,8 +160,9 @@ class EvaluationSettings(ExecutionSettings):
     except where `tokens_per_second` or `peak_memory` is measured."""
 
     on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
-    """What becomes of requests that every worker crashed on (with `isolation` or `workers`): the others are evaluated
-    and reported in any case, with what is missing; then "stop" fails, and "report" does not."""
+    """What becomes of requests that every worker crashed on (with `isolation` or `workers`), or whose picture or sound
+    cannot be read: the others are evaluated and reported in any case, with what is missing; then "stop" fails, and
+    "report" does not."""
 
     output_dir: str | None = None
     """Folder for report.json, report.md and report.html. None writes none."""

@@ -3,7 +3,7 @@
     records.bin    distributions, one `Form.dtype` each
     targets.bin    of each target of a request its record, its log-probability, and whether it is the argmax
     requests.bin   digests of requests, and the places of their targets
-    index.json     facts, form and the chunks that have been written, each with its lengths and checksums
+    index.json     facts, form and the chunks that have been written, each with its lengths and checksums; its own
 
 A chunk counts once the index names it, and the index is replaced as a whole: what an interruption cuts off is dropped.
 A chunk that is found damaged keeps its place, so that the numbers in others stay right, and its items no longer count.
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from olive_ext.errors import RecordsError, first_line
 from olive_ext.records.cache_folder import open_own
 
-VERSION = 1
+WITHOUT_CHECKSUM, VERSION = 1, 2
 INDEX = "index.json"
 DAMAGED = "is_damaged"
 Array = npt.NDArray[np.void]
@@ -142,11 +142,13 @@ def read_index(folder: Path) -> dict[str, Any] | None:
         with open(path, encoding="utf-8", opener=open_own) as file:
             index: dict[str, Any] = json.load(file)
         version, *_ = [index[key] for key in ("version", "facts", "form", "chunks")]
+        if version == VERSION and index["checksum"] != _checksum(index):
+            raise ValueError("checksum")
     except OSError as error:
         raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RecordsError(f"'{path}' is damaged: {type(error).__name__}; {_remedy(path)}") from error
-    if version != VERSION:
+    if version not in (WITHOUT_CHECKSUM, VERSION):
         raise RecordsError(f"'{path}' has version {version!r} of the format; this is version {VERSION}")
     return index
 
@@ -155,10 +157,17 @@ def write_index(folder: Path, index: Mapping[str, Any]) -> None:
     """Replaces the index as a whole."""
     path, draft = folder / INDEX, folder / f"{INDEX}.new"
     with open(draft, "w", encoding="utf-8", opener=open_own) as file:
-        json.dump({"version": VERSION, **index}, file, indent=1)
+        content = {"version": VERSION, **index}
+        json.dump({**content, "checksum": _checksum(content)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def _checksum(index: Mapping[str, Any]) -> int:
+    """Of all but itself, as it is read back."""
+    content = {key: value for key, value in index.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
 
 
 def _remedy(path: Path) -> str:

@@ -145,13 +145,14 @@ def _parts(decoder: str, handlers: Mapping[str, ONNXModelHandler], outlines: Map
 def _in_package(
     model: Any, folder: Path, handlers: Mapping[str, ONNXModelHandler], parts: Mapping[str, str]
 ) -> ONNXModelHandler | None:
-    """The decoder as genai_config.json in `folder` names it; None where components are other files than those of that
-    package: it is what they were made from."""
+    """The decoder as genai_config.json in `folder` names it, also where the components are only what is beside it; None
+    where they are other files than those of that package: it is what they were made from."""
     which = ModelSettings(model=str(folder), kind="onnx")
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     same = [part for part in handlers.values() if Path(part.model_path).resolve() == files.decoder.resolve()]
     own = {str(companion.graph.resolve()) for companion in files.companions.values()}
-    if handlers and (not same or not own.issuperset(parts.values())):
+    given = parts.values() if same else (str(Path(part.model_path).resolve()) for part in handlers.values())
+    if not own.issuperset(given):
         return None
     return ONNXModelHandler(
         str(files.directory),

@@ -58,7 +58,7 @@ def test_answers_are_those_of_hf_multimodal(lm: OrtLM, tmp_path: Path) -> None:
     processor.save_pretrained(tmp_path)
     reference.model.name_or_path = str(tmp_path)  # where it looks for the processor
     hf = HFMultimodalLM(pretrained=reference.model, batch_size=1)
-    results = [_evaluate(model, "shapes_name")["samples"]["shapes_name"] for model in (hf, lm)]
+    results = [_evaluate(model, "shapes_answer")["samples"]["shapes_answer"] for model in (hf, lm)]
     answers = [[sample["resps"] for sample in samples] for samples in results]
     assert len(answers[1]) == NUM_DOCUMENTS
     assert len({str(answer) for answer in answers[1]}) > 1  # they depend on the picture
@@ -69,7 +69,7 @@ def test_choices_behind_pictures_have_transformers_log_probabilities(lm: OrtLM) 
     before = lm.session.describe_execution()
     samples = _evaluate(lm, "shapes_colour")["samples"]["shapes_colour"]
     after = lm.session.describe_execution()
-    drawn = runpy.run_path(str(TASKS / "shapes.py"))["load"]()["test"]["image"]
+    drawn = runpy.run_path(str(TASKS / "shapes.py"))["choices"]()["test"]["image"]
     for sample in samples:
         for answer, arguments in zip(sample["filtered_resps"], sample["arguments"], strict=True):
             expected = _reference().score(arguments[0], arguments[1], [drawn[sample["doc_id"]]])

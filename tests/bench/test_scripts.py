@@ -70,6 +70,10 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
         "4",
         "--whole",
         "6",
+        "--generations",
+        "4",
+        "--new-tokens",
+        "8",
     ]
     root = str(SCRIPTS.parents[1])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False)
@@ -83,6 +87,12 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     checked = json.loads((tmp_path / "tiny-fp32-answers" / "bench.json").read_text())["summary"]
     assert checked["reference"] == "onnxruntime"
     assert checked["rows"][0]["agreement"]["choices"] == [2, 2]
+    five = json.loads((tmp_path / "tiny-fp32-5-tokens" / "bench.json").read_text())["summary"]
+    assert five["rows"][0]["agreement"]["choices"] == [4, 4]
+    assert five["tokens_distinct"] > found["summary"]["tokens_distinct"] + 4 * 10 * 3
+    greedy = json.loads((tmp_path / "tiny-fp32-greedy" / "bench.json").read_text())["summary"]
+    assert [row["backend"] for row in greedy["rows"]] == ["olive-ext", "hf", "onnxruntime-genai"]
+    assert greedy["rows"][0]["agreement"]["texts"] == [4, 4]
     whole = json.loads((tmp_path / "tiny-fp32-whole" / "bench.json").read_text())["summary"]
     assert (whole["num_requests"], [row["backend"] for row in whole["rows"]]) == (60, ["olive-ext"])
     tokens = found["summary"]["tokens_distinct"]

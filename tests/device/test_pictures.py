@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,16 @@ def test_encoder_on_the_device_gives_the_cpus_numbers() -> None:
     assert facts["image_encoder_device"] == "webgpu"
     assert facts["images_encoded"] == on_cpu["images_encoded"] == len(PICTURES)
     assert facts["counters"]["host_bytes"] <= on_cpu["counters"]["host_bytes"]
+
+
+def test_strict_encoder_on_the_device_meets_no_shape_that_was_not_run_beforehand() -> None:
+    asked = [ScoringRequest("Ann sees the <image> and", " blue stone", images=[one]) for one in PICTURES]
+    engine: dict[str, Any] = {"num_slots": 2, "chunk_size": 16, "strict_shapes": True}
+    with open_on("webgpu", plain_encoder_export("f32", "webgpu"), **engine) as session:
+        assert all(output.token_count == 2 for output in session.loglikelihood(asked))
+        facts = session.describe_execution()
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (1, 0)
+    assert (facts["image_encoder_device"], facts["images_encoded"]) == ("webgpu", len(PICTURES))
 
 
 def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> None:

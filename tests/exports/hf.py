@@ -259,6 +259,38 @@ FAMILIES = {
         },
         auto="AutoModelForImageTextToText",
     ),
+    # SigLIP base and the layers of Qwen2.5-0.5B, for docs/benchmarks.
+    "llava_base": Family(
+        "LlavaConfig",
+        {
+            "text_config": {
+                **_SHAPE,
+                "model_type": "llama",
+                "hidden_size": 896,
+                "intermediate_size": 4864,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "head_dim": 64,
+                "initializer_range": 0.03,
+            },
+            "vision_config": {
+                **_SIGLIP,
+                "hidden_size": 768,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "image_size": 224,
+                "patch_size": 16,
+                "vision_use_head": False,
+            },
+            "image_token_index": MEDIA,
+            "image_seq_length": 196,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
     # SigLIP, whose rows are pooled to as many for every picture, which all see each other.
     "gemma3": Family(
         "Gemma3Config",
@@ -384,6 +416,8 @@ def hf_model(family: str) -> Path:
     recipe = [made.config, made.values, made.auto, made.needs, source_of("text.py")]
     if family == "nemotron_h":
         recipe.append("embeddings renamed")
+    if family == "gemma3":
+        recipe.append("projector drawn")
     return once(f"hf-{family}", recipe, lambda folder: run_python(["-m", __name__, family, folder], path=path))
 
 
@@ -398,6 +432,8 @@ def make(family: Family, folder: Path) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 1:  # biases start as zeros, norms as ones: a lost one would not be seen
             parameter.data += 0.1 * torch.randn_like(parameter)
+        elif not parameter.any():  # Gemma 3's projector starts as zeros: no picture would make a difference
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     if family.config == "NemotronHConfig":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class MediaFamily:
     """The tokenizer's names of special tokens."""
 
 
+def _siglip(side: int) -> dict[str, Any]:
+    return {"image_processor_type": "SiglipImageProcessor", "size": {"height": side, "width": side}}
+
+
 _QWEN = MediaFamily(
     ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     "<|vision_start|><|image_pad|><|vision_end|>",
@@ -65,7 +69,7 @@ MEDIA_FAMILIES = {
     "llava": MediaFamily(
         ("<image>",),
         "<image>",
-        {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
+        _siglip(32),
         {},
     ),
     "gemma3": MediaFamily(
@@ -77,6 +81,9 @@ MEDIA_FAMILIES = {
     "qwen3_5": _QWEN,
 }
 
+
+BENCHMARKED = {"llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224))}
+"""Of a real shape, for docs/benchmarks only."""
 
 _TOWER = ("vision_tower.", "vision_tower.vision_model.")
 RENAMED = {
@@ -91,6 +98,8 @@ RENAMED = {
     ),
 }
 """Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
+
+RENAMED["llava_base"] = RENAMED["llava"]
 
 
 def _export(family: str, dtype: str, provider: str) -> Path:
@@ -126,7 +135,7 @@ def media_export(family: str, dtype: str = "f32", provider: str = "default") -> 
 
 
 def _make(family: str, sources: tuple[Path, Path], folder: Path) -> None:
-    made = MEDIA_FAMILIES[family]
+    made = {**MEDIA_FAMILIES, **BENCHMARKED}[family]
     for source, place in zip(sources, (folder / "onnx", folder / "hf"), strict=True):
         shutil.copytree(source, place)
         shutil.copy(sources[1] / "config.json", place)

@@ -202,6 +202,21 @@ def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content
         Records.read(tmp_path)
 
 
+@given(place=st.floats(0, 0.999), bit=st.integers(0, 6))
+def test_an_index_with_a_changed_bit_is_refused_or_says_the_same(place: float, bit: int) -> None:
+    with TemporaryDirectory() as root:
+        with Records.write(root, FORM, FACTS) as records:
+            fill(records, range(3))
+            path = records.folder / "index.json"
+        content = bytearray(path.read_bytes())
+        content[int(place * len(content))] ^= 1 << bit
+        path.write_bytes(content)
+        try:
+            assert_holds(Records.read(path.parent), range(3))
+        except RecordsError as error:
+            assert "index.json' " in str(error)  # noqa: PT017
+
+
 @pytest.mark.parametrize("name", ["records.bin", "targets.bin", "index.json", "index.json.new"])
 def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path: Path, name: str) -> None:
     with Records.write(tmp_path / "root", FORM, FACTS) as records:

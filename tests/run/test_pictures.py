@@ -14,7 +14,9 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EvaluationConfig
+from olive_ext.errors import IncompleteError, LostRequestsError
 from olive_ext.run import evaluate
+from olive_ext.run.evaluation import check_complete
 from olive_ext.text.requests import ScoringRequest
 from tests.exports.media import plain_encoder_export
 from tests.families.pictures import picture
@@ -44,7 +46,7 @@ def other(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _config(package: Path, **values: Any) -> EvaluationConfig:
-    given = {"tasks": ["shapes_colour", "shapes_name"], "include_path": str(TASKS), "limit": NUM_DOCUMENTS}
+    given = {"tasks": ["shapes_colour", "shapes_answer"], "include_path": str(TASKS), "limit": NUM_DOCUMENTS}
     return EvaluationConfig.parse({**given, "bootstrap_iters": 0, "model": {"path": str(package)}, **values})
 
 
@@ -58,7 +60,7 @@ def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
         found.append({(one.task, one.metric, one.filter): one.value for one in report.metrics})
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-6)
     assert found[0]["shapes_colour", "kl_mean", "none"] > 1e-4
-    assert found[0]["shapes_name", "kl_mean", "none"] > 1e-4
+    assert found[0]["shapes_answer", "kl_mean", "none"] > 1e-4
     same = evaluate(_config(package, reference={"path": str(package), "mode": "resident"}))
     kl = [one.value for one in same.metrics if one.metric == "kl_mean"]
     assert kl
@@ -88,6 +90,51 @@ def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(pac
     assert found[0] == found[1]
     assert found[0][1] == NUM_DOCUMENTS
     assert "workers" in execution
+
+
+def test_document_whose_picture_cannot_be_read_is_missing_and_the_others_are_evaluated(
+    package: Path, tmp_path: Path
+) -> None:
+    lines = []
+    for number in range(4):
+        file = tmp_path / f"{number}.png"
+        picture(number, 32, 32).save(file)
+        lines.append(json.dumps({"file": str(file), "answer": number % 2}))
+    bad = tmp_path / "2.png"
+    bad.write_bytes(bad.read_bytes()[:300])
+    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "files.yaml").write_text(
+        f"task: files\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '<image> is'\ndoc_to_image: file\n"
+        "doc_to_choice: [' red', ' blue']\ndoc_to_target: answer\nmetric_list: [{metric: acc}]\n",
+        encoding="utf-8",
+    )
+    given = {"tasks": ["files"], "include_path": str(tmp_path), "limit": None}
+    report = evaluate(_config(package, **given, on_error="report"))
+    assert report.results["n-samples"]["files"]["effective"] == 3
+    assert {item["doc_id"] for item in report.missing} == {2}
+    assert "2.png' cannot be read as a picture" in report.missing[0]["reason"]
+    check_complete(report, "report")
+    with pytest.raises(IncompleteError, match=r"document 2 of 'files': the picture '.*2\.png' cannot be read"):
+        check_complete(report, "stop")
+    (tmp_path / "data.jsonl").write_text("\n".join([*lines[:2], lines[3]]), encoding="utf-8")
+    whole = evaluate(_config(package, **given))
+    assert [one.value for one in whole.metrics if one.metric == "acc"] == [
+        one.value for one in report.metrics if one.metric == "acc"
+    ]
+
+
+def test_request_with_a_bad_picture_costs_no_other_its_answer(package: Path) -> None:
+    asked = [
+        ScoringRequest("<image> and", " stone", images=[one]) for one in (picture(0, 9, 9), b"none", picture(1, 9, 9))
+    ]
+    found: dict[int, float] = {}
+    with olive_ext.open(package) as session:
+        expected = session.loglikelihood([asked[0], asked[2]])
+        with pytest.raises(LostRequestsError, match="request 1 has no answer: a picture cannot be read") as caught:
+            session.loglikelihood(asked, on_result=lambda place, output: found.__setitem__(place, output.logprob))
+    assert caught.value.lost.keys() == {1}
+    assert found == pytest.approx({0: expected[0].logprob, 2: expected[1].logprob}, abs=1e-4)
 
 
 def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_path: Path) -> None:

@@ -151,6 +151,13 @@ def test_composite_models_genai_config_names_the_decoder(package: Path, tmp_path
     assert Path(text_decoder(model).model_path) == root / "model.onnx"
 
 
+def test_component_beside_the_decoder_stands_for_the_package_around_it() -> None:
+    """A recipe that quantizes an encoder alone names nothing else; the rest travels along."""
+    package = Path(__file__).resolve().parents[2] / "recipes" / "vision" / "model"
+    model = CompositeModelHandler([handler(package / "vision_encoder")], ["vision_encoder"], model_path=str(package))
+    assert Path(text_decoder(model).model_path) == package / "decoder" / "model.onnx"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vision_encoder", "component_2"])
 def test_composite_models_other_components_are_run_for_pictures(tmp_path: Path, name: str) -> None:

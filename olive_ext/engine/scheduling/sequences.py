@@ -139,7 +139,7 @@ class Sequence:
         """Whether its generation is complete; steps that were begun before that was known may still hold it."""
         return self.answer is not None and self.answer.finish_reason is not None
 
-    @property
+    @cached_property
     def needs_rows(self) -> bool:
         """Whether its next token is chosen from the whole row of logits, not taken from the device."""
         return self.generation is not None and self.generation.needs_rows

@@ -1,0 +1,133 @@
+"""Writes docs/picture_families.json and the part of docs/decoders.md that is made of it: families that see pictures.
+
+    python -m docs.picture_families [FAMILY ...]      rows of other families are kept
+
+Exports are mobius's, made on first use and kept (tests/exports). The reference is transformers on the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "picture_families.json"
+SETTINGS = ((1, 256), (3, 7), (8, 64))
+"""Slots and chunk size; the others are compared with the first."""
+
+SIZES = ((40, 40), (60, 30), (24, 70))
+TARGETS = (" blue stone", " of the garden number")
+VERBS = ("sees", "paints", "of the")
+COLUMNS = ("features", "score", "answers", "fork", "batch", "alone", "told")
+INTRODUCTION = """
+## Behind pictures
+
+Made by `python -m docs.picture_families`: 18 targets behind three pictures, exported by mobius 0.1.0 in fp32, on the
+CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has it too.
+
+- **features**: largest difference of an encoder's output, over the largest value.
+- **score**, **fork**, **batch**: as above. **answers**: greedy answers of 12 tokens that are the reference's, with 1, 3
+  and 8 slots.
+- **alone**: largest difference, in nats, between targets asked together, which share pictures and prefixes, and each
+  asked of an engine that has dropped everything.
+
+"""
+
+
+def measure(family: str) -> dict[str, str]:
+    """The row of one family."""
+    import olive_ext
+    from olive_ext.config import ModelSettings
+    from olive_ext.model import resolve
+    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from tests.exports.media import MEDIA_FAMILIES, media_export
+    from tests.families.pictures import PictureReference, picture
+
+    package, hf = media_export(family)
+    reference, marker = PictureReference(family, hf), MEDIA_FAMILIES[family].marker
+    images = [picture(seed, *size) for seed, size in enumerate(SIZES)]
+    asked = [(f"Ann {verb} the {marker} and", target, [one]) for one in images for verb in VERBS for target in TARGETS]
+    requests = [ScoringRequest(context, target, images=given) for context, target, given in asked]
+    text, rng, found = f"Ann sees the {marker} and", random.Random(11), []
+    for num_slots, chunk_size in SETTINGS:
+        with olive_ext.open(package, engine={"num_slots": num_slots, "chunk_size": chunk_size}) as session:
+            order = rng.sample(range(len(requests)), len(requests))
+            outputs = session.loglikelihood([requests[place] for place in order])
+            scores = [outputs[order.index(place)].token_logprobs for place in range(len(requests))]
+            fork = session.counters.tokens_fed / session.counters.tokens_distinct
+            answers = session.generate([GenerationRequest(text, max_new_tokens=12, images=[one]) for one in images])
+            found.append((scores, fork, [answer.tokens for answer in answers]))
+    with olive_ext.open(package) as session:
+        alone = []
+        for request in requests:
+            session.gc()
+            alone.append(session.loglikelihood([request])[0].token_logprobs)
+    model, ((scores, *_), *others) = resolve(ModelSettings(model=str(package))), found
+    equal = [
+        all(reference.continues(reference.ids(text, [one]), [one], answers[place], 12) for *_, answers in found)
+        for place, one in enumerate(images)
+    ]
+    return {
+        "family": family,
+        "features": f"{max(_features(model, reference, one) for one in images):.1e}",
+        "score": f"{_largest(scores, [reference.score(*one) for one in asked]):.1e}",
+        "answers": f"{sum(equal)} of {len(equal)}",
+        "fork": f"{max(fork for _, fork, _ in found):.2f}",
+        "batch": f"{max(_largest(scores, other) for other, *_ in others):.1e}",
+        "alone": f"{_largest(scores, alone):.1e}",
+        "told": "; ".join(model.media.notes),  # type: ignore[union-attr]
+    }
+
+
+def _features(model: Any, reference: Any, image: Any) -> float:
+    """Difference of a picture's features, over the largest of them."""
+    import onnxruntime
+
+    from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+    from olive_ext.media import MediaProcessor
+    from olive_ext.model.media_types import Modality
+    from olive_ext.model.types import Device
+
+    (spec,) = model.media.encoders
+    graph, open_session = str(spec.files.graph), onnxruntime.InferenceSession
+    encoder = MediaEncoder(spec, Device("cpu"), lambda: open_session(graph), open_session)
+    found = encoder.features(MediaProcessor(model.media, model.files).item(Modality.IMAGE, image)).numpy()
+    expected = reference.features([image]).numpy()
+    return float(abs(found - expected).max() / abs(expected).max())
+
+
+def _largest(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
+    return max(abs(a - b) for rows in zip(left, right, strict=True) for a, b in zip(*rows, strict=True))
+
+
+def render() -> str:
+    """The part of the page; empty where nothing was measured."""
+    rows = sorted(_kept().values(), key=lambda row: row["family"])
+    if not rows:
+        return ""
+    head = "| family | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (1 + len(COLUMNS)) + "\n"
+    lines = ["| " + " | ".join((row["family"], *(row[column] for column in COLUMNS))) + " |\n" for row in rows]
+    return INTRODUCTION + head + "".join(lines)
+
+
+def _kept() -> dict[str, dict[str, str]]:
+    return json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.is_file() else {}
+
+
+def main() -> None:
+    from docs import decoders
+    from tests.exports.media import MEDIA_FAMILIES
+
+    for family in sys.argv[1:] or MEDIA_FAMILIES:
+        rows = {**_kept(), family: measure(family)}
+        print(json.dumps(rows[family]), flush=True)
+        ROWS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        decoders.PAGE.write_text(decoders.render(json.loads(decoders.ROWS.read_text())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

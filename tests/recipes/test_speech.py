@@ -1,0 +1,71 @@
+"""The speech recipe's task, model and recipes: reproducible, small, learned, and the halves' costs told apart."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.recipes.test_vision import quantized_products, report_metrics, run_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "speech"
+MAX_BYTES = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return runpy.run_path(str(RECIPE / "tasks" / "tones.py"))
+
+
+def test_recipes_name_each_other_s_files() -> None:
+    """The halves are those that the first recipe's output has."""
+    first = json.loads((RECIPE / "float.json").read_text(encoding="utf-8"))
+    assert (ROOT / first["input_model"]["model_path"] / "model.safetensors").is_file()
+    info = (RECIPE / "info.yml").read_text(encoding="utf-8")
+    for half, other in (("decoder", "encoder"), ("encoder", "decoder")):
+        recipe = json.loads((RECIPE / f"{half}_int4.json").read_text(encoding="utf-8"))
+        (component,) = recipe["input_model"]["model_components"]
+        assert component["model_path"] == recipe["input_model"]["model_path"] == first["output_dir"]
+        assert component["onnx_file_name"] == f"{half}.onnx"
+        assert f"{first['output_dir']}/{other}.onnx" in recipe["input_model"]["model_attributes"]["additional_files"]
+        assert f"file: {half}_int4.json" in info
+
+
+def test_committed_files_stay_small() -> None:
+    files = [path for path in RECIPE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
+
+
+def test_sounds_are_the_same_every_time_and_every_word_is_said(made: dict[str, Any]) -> None:
+    sounds, again = made["load"]()["test"], made["load"]()["test"]
+    assert sounds["text"] == again["text"]
+    assert sounds[0]["samples"] == again[0]["samples"]
+    words = Counter(word for text in sounds["text"] for word in text.split())
+    assert words.keys() == set(made["WORDS"])
+    assert max(words.values()) <= 0.25 * sum(words.values())
+    assert max(len(samples) for samples in sounds["samples"]) <= 4 * made["RATE"]
+    assert np.abs(sounds[0]["samples"]).max() <= 1
+
+
+@pytest.mark.long
+def test_model_hears_what_was_said_and_recipes_tell_what_each_half_costs(tmp_path: Path) -> None:
+    pytest.importorskip("jiwer")
+    for name in ("float", "decoder_int4", "encoder_int4"):
+        run_recipe(f"recipes/speech/{name}.json", tmp_path)
+    outputs = {name: tmp_path / "out" / "speech" / name for name in ("float", "decoder_int4", "encoder_int4")}
+    errors = {name: report_metrics(output / "report.json")["tones_words", "wer"] for name, output in outputs.items()}
+    assert errors["float"] <= 0.1
+    assert max(errors.values()) <= errors["float"] + 0.2
+    for name in ("decoder", "encoder"):
+        output = outputs[f"{name}_int4"]
+        other = {"decoder": "encoder", "encoder": "decoder"}[name]
+        assert (quantized_products(output / f"{name}.onnx") > 0, quantized_products(output / f"{other}.onnx")) == (
+            True,
+            0,
+        )
