@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
 from tests.exports import genai_export
+from tests.exports.quickstart import TASKS, exported
 
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
@@ -158,3 +160,12 @@ print(json.dumps([lost, [output.logprob for output in scores], [output.text for 
     assert lost >= 1
     assert scores == [output.logprob for output in expected[0]]
     assert texts == [output.text for output in expected[1]]
+
+
+def test_two_workers_are_timed_against_one_of_two_threads_and_of_one() -> None:
+    """The benchmark ends with its table; what it times is none of a test's business."""
+    command = [sys.executable, "-m", "docs.benchmarks.worker_speed", str(exported()), "--tasks", "quickstart_letters"]
+    command += ["--include-path", str(TASKS), "--limit", "20", "--rounds", "1"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert re.search(r"\| 1 worker of 2 threads \| [\d.]+ \| [\d.]+ \| [\d.]+ \([\d.]+ to [\d.]+\) \|", found.stdout)
