@@ -1,7 +1,7 @@
-"""Pictures beside lm-eval's hf-multimodal, the first token of a model whose encoder is warm or not, and memory.
+"""Pictures beside lm-eval's hf-multimodal, seconds to the first token of the first pictures, and memory.
 
     python -m docs.benchmarks.pictures speed tiny|base     answers and scores, ours and transformers by turns
-    python -m docs.benchmarks.pictures first PACKAGE       processor and clock seconds to the first token, ten pictures
+    python -m docs.benchmarks.pictures first PACKAGE       time to the first token, ten pictures
     python -m docs.benchmarks.pictures memory PACKAGE      resident memory over 500 pictures
 
 `tiny` and `base` are LLaVA with random weights: two small towers, or SigLIP base and the layers of Qwen2.5-0.5B (mobius
@@ -17,8 +17,6 @@ import argparse
 import gc
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -161,26 +159,17 @@ def _agreement(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
 
 
 def first(given: argparse.Namespace) -> None:
-    """A process for each setting, so that nothing is imported or compiled before."""
-    for setting in ("cold", "warmed"):
-        command = [sys.executable, "-m", __spec__.name, "first", given.package, "--setting", setting]
-        subprocess.run([*command, "--num-threads", str(given.num_threads)], check=True)
-
-
-def first_tokens(given: argparse.Namespace) -> None:
+    """Processor and clock time of opening, and of ten pictures of other sizes, one after the other."""
     start = time.process_time(), time.perf_counter()
-    engine = {"num_threads": given.num_threads, "strict_shapes": given.setting == "warmed"}
-    with olive_ext.open(given.package, engine=engine) as session:
-        lines = [f"{given.setting}: open {time.process_time() - start[0]:.2f} / {time.perf_counter() - start[1]:.2f} s"]
+    with olive_ext.open(given.package, engine={"num_threads": given.num_threads}) as session:
+        print(f"open: {time.process_time() - start[0]:.2f} / {time.perf_counter() - start[1]:.2f} s")
         marker = session.media.marker_text(next(iter(session.media.markers)))  # type: ignore[union-attr]
         for seed in range(10):
             image = noise(seed, 40 + 6 * seed, 100 - 6 * seed)
             start = time.process_time(), time.perf_counter()
             session.generate([GenerationRequest(f"{marker} What is this?", images=[image], max_new_tokens=1)])
             spent = 1000 * (time.process_time() - start[0]), 1000 * (time.perf_counter() - start[1])
-            lines.append(f"{spent[0]:.0f} / {spent[1]:.0f} ms")
-        lines.append(f"{session.describe_execution().get('encoder_shapes_late', 0)} late shapes")
-    print("; ".join(lines), flush=True)
+            print(f"picture {seed + 1}: {spent[0]:.0f} / {spent[1]:.0f} ms", flush=True)
 
 
 def memory(given: argparse.Namespace) -> None:
@@ -212,8 +201,7 @@ def main() -> None:
     one.set_defaults(run=speed)
     one = commands.add_parser("first")
     one.add_argument("package")
-    one.add_argument("--setting")
-    one.set_defaults(run=lambda given: first_tokens(given) if given.setting else first(given))
+    one.set_defaults(run=first)
     one = commands.add_parser("memory")
     one.add_argument("package")
     one.add_argument("--pictures", type=int, default=500)

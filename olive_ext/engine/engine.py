@@ -29,6 +29,8 @@ class Engine:
     with all its slots. Engines whose runners share a `Residency` may be used in turns.
     """
 
+    needs_chunks = False
+
     def __init__(
         self,
         runner: Runner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -44,6 +45,15 @@ from this folder submits it. Before that:
 The job ends with a failure where the workflow does, and logs to the workspace's MLflow.
 """
 
+_NODES = """
+The first node starts a Ray cluster and runs the workflow, the others join it and leave with it. Azure's names for
+the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
+
+- **The token** in job.yml keeps all others out of the cluster, in which whoever joins can run code. Whoever may read
+  the job in the workspace can read the token. Ray does not encrypt what nodes say to each other.
+- **A node that dies** ends the job on Azure ML. Submit it again: it goes on from the output.
+"""
+
 
 def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_nodes: int = 1) -> None:
     """Writes the folder `output`, all of it or nothing. Submits nothing.
@@ -71,7 +81,10 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
 def _job(name: str, made: PortableRecipe, compute: str, num_nodes: int, folder: Path) -> dict[str, Any]:
     """job.yml of Azure ML's command job."""
     links = [f'ln -s "${{{{inputs.{name}}}}}" inputs/{name}' for name in made.inputs]
-    steps = ["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', "olive-ext run --config recipe.json"]
+    run = "olive-ext run --config recipe.json"
+    if num_nodes > 1:
+        run = f"python -m olive_ext.jobs.azureml_node {run}"
+    steps = ["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run]
     job: dict[str, Any] = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
@@ -89,7 +102,10 @@ def _job(name: str, made: PortableRecipe, compute: str, num_nodes: int, folder: 
         "compute": compute if compute.startswith("azureml:") else f"azureml:{compute}",
         "resources": {"instance_count": num_nodes},
     }
-    return {**job, "distribution": {"type": "ray"}} if num_nodes > 1 else job
+    if num_nodes > 1:
+        job["environment_variables"] |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        job["distribution"] = {"type": "pytorch", "process_count_per_instance": 1}
+    return job
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -118,6 +134,8 @@ def _write(folder: Path, made: PortableRecipe, job: Mapping[str, Any], extras: s
         path.write_text(yaml.safe_dump(dict(value), sort_keys=False, width=1000), encoding="utf-8")
     (environment / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
     text = _README.format(name=job["display_name"], out=OUT, version=__version__)
+    if "distribution" in job:
+        text += _NODES
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -11,6 +11,9 @@ from typing import Any
 from olive_ext.check import blocks
 
 OUT = "out"
+NODE = "olive_ext_node"
+"""What Ray counts one of on each node of a job: a worker takes it, so that each node has one, whenever it joins."""
+
 _WRITTEN = {"output_dir": OUT, "cache_dir": f"{OUT}/cache"}
 _OURS = {"output_dir": "reports", "sample_log_dir": "samples", "records_dir": "records", "use_cache": "answers"}
 """Folders of our evaluators and passes, below `out`."""
@@ -58,7 +61,7 @@ def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
             keys.update({name: f"{OUT}/{folder}" for name, folder in _OURS.items() if name in keys})
             keys.setdefault("output_dir", f"{OUT}/reports")  # the journal lies there, from which a killed job resumes
             if num_nodes > 1:
-                keys["workers"] = {"count": num_nodes, "address": "auto"}
+                keys["workers"] = {"count": num_nodes, "address": "auto", "resources": {NODE: 1}}
     return made
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Request, Result, integers, source_key
 from olive_ext.engine.scheduling.chunks import cut
-from olive_ext.errors import LostRequestsError
 from olive_ext.records.journal import Journal
 from olive_ext.session.executor import Executor, Lost
 from olive_ext.stats.compared_fields import COMPARED
@@ -23,6 +22,11 @@ from olive_ext.text.tokenizer import tokenizer_traits
 if TYPE_CHECKING:
     from olive_ext.session.session import Session
 
+Take: TypeAlias = Callable[[int, Result | Lost], None]
+Call: TypeAlias = tuple[Sequence[Request], Take]
+"""Requests that are cut together, and who takes the result of each, by its place among them."""
+
+_Owner: TypeAlias = tuple[Take, int]
 _DECIDING = (
     "revision",
     "runtime",
@@ -39,45 +43,62 @@ _DECIDING = (
 """Facts of an execution that decide the bits of its numbers."""
 
 
-def run_in_chunks(
-    executor: Executor, requests: Sequence[Request], take: Callable[[int, Result], None], journal: Journal | None
-) -> None:
-    """Calls `take(index, result)` for each of `requests`: what the journal knows first, then chunk by chunk as these
-    become complete. Equal requests are computed once, and a request that is in the journal is left out of its chunk.
-    Raises `LostRequestsError` behind all others where some have no result."""
-    owners: dict[bytes, list[int]] = {}
-    for place, request in enumerate(requests):
-        owners.setdefault(answer_key(request), []).append(place)
-    keys = list(owners)
-    known: Journal | dict[bytes, Any] = journal if journal is not None else {}
+def run_in_chunks(executor: Executor, calls: Iterable[Call], journal: Journal | None) -> None:
+    """Has the requests of `calls` run, each call cut by itself, and read when the executor asks for more.
 
-    def put(key: bytes, result: Result) -> None:
-        for place in owners[key]:
-            take(place, result)
+    What the journal knows is taken at once, and left out of its chunk; all else as its chunk becomes complete. Equal
+    requests of a call are computed once, with a journal those of all calls."""
+    run = _ChunkedRun(executor.num_slots, journal)
+    executor.run_chunks(run.chunks(calls), run.done)
 
-    chunks: list[list[bytes]] = []
-    for chunk in cut([requests[places[0]] for places in owners.values()], executor.num_slots):
-        missing = [keys[place] for place in chunk if keys[place] not in known]
-        for key in (keys[place] for place in chunk if keys[place] in known):
-            put(key, read_result(known[key]))
-        if missing:
-            chunks.append(missing)
 
-    lost: dict[int, str] = {}
+class _ChunkedRun:
+    """The calls that are under way. Which request is computed in which chunk follows from the calls and the journal,
+    never from how far chunks are."""
 
-    def done(number: int, results: Sequence[Result | Lost]) -> None:
-        found = dict(zip(chunks[number], results, strict=True))
-        if journal is not None:
-            journal.add({key: written(result) for key, result in found.items() if _is_kept(result)})
-        for key, result in found.items():
-            if isinstance(result, Lost):
-                lost.update(dict.fromkeys(owners[key], result.reason))
-            else:
-                put(key, result)
+    def __init__(self, num_slots: int, journal: Journal | None) -> None:
+        self._num_slots = num_slots
+        self._journal = journal
+        self._num_chunks = 0
+        self._chunks: dict[int, dict[bytes, list[_Owner]]] = {}
+        self._asked: dict[bytes, list[_Owner]] = {}  # of all calls, where there is a journal
 
-    executor.run_chunks([[requests[owners[key][0]] for key in chunk] for chunk in chunks], done)
-    if lost:
-        raise LostRequestsError(lost)
+    def chunks(self, calls: Iterable[Call]) -> Iterator[list[Request]]:
+        for requests, take in calls:
+            owners: dict[bytes, list[_Owner]] = {}
+            for place, request in enumerate(requests):
+                owners.setdefault(answer_key(request), []).append((take, place))
+            keys = list(owners)
+            own = [requests[found[0][1]] for found in owners.values()]
+            for places in cut(own, self._num_slots):
+                missing = [place for place in places if not self._is_asked(keys[place], owners[keys[place]])]
+                if missing:
+                    self._chunks[self._num_chunks] = {keys[place]: owners[keys[place]] for place in missing}
+                    self._num_chunks += 1
+                    yield [own[place] for place in missing]
+
+    def done(self, number: int, results: Sequence[Result | Lost]) -> None:
+        found = dict(zip(self._chunks[number], results, strict=True))
+        if self._journal is not None:
+            self._journal.add({key: written(result) for key, result in found.items() if _is_kept(result)})
+        for key, owners in self._chunks.pop(number).items():
+            self._asked.pop(key, None)
+            for take, place in owners:
+                take(place, found[key])
+
+    def _is_asked(self, key: bytes, owners: list[_Owner]) -> bool:
+        """Whether the answer is known, or on its way for an earlier call, which was told to give it to `owners`."""
+        if self._journal is None:
+            return False
+        if key in self._asked:
+            self._asked[key] += owners
+            return True
+        if key not in self._journal:
+            self._asked[key] = owners
+            return False
+        for take, place in owners:
+            take(place, read_result(self._journal[key]))
+        return True
 
 
 def _is_kept(result: Result | Lost) -> TypeGuard[Result]:

@@ -11,16 +11,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import LostRequestsError, OliveExtError, SessionError, UnreadableError
+from olive_ext.errors import OliveExtError, SessionError, UnreadableError
+from olive_ext.session.executor import Lost
 from olive_ext.text.conversion import Converted
 
 logger = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
+OnOutput: TypeAlias = Callable[[int, Output], None]
+OnLost: TypeAlias = Callable[[int, str], None]
 
 
 class Turns:
@@ -67,75 +70,76 @@ class Turns:
 
 
 class Batch(Generic[Output]):
-    """`requests` go to the engine, their results to `take`; `outputs` are by place in `converted`."""
+    """`requests` go to the engine, their results to `take`. `on_output` and `on_lost` are told of each of `converted`,
+    by its number. What is complete is forgotten."""
 
     def __init__(
-        self,
-        asked: Iterable[Asked],
-        convert: Callable[[Asked], Converted[Output]],
-        on_result: Callable[[int, Output], None] | None = None,
+        self, converted: Mapping[int, Converted[Output]], on_output: OnOutput[Output], on_lost: OnLost
     ) -> None:
-        self._on_result = on_result
-        self._lost: dict[int, str] = {}
-        """Requests whose pictures or sound cannot be read, with the reasons: they cost no other its answer."""
-        self._converted: dict[int, Converted[Output]] = {}
-        for index, request in enumerate(asked):
-            with self._noting_unreadable(index), naming(f"request {index}"):
-                self._converted[index] = convert(request)
-        pieces = self._converted.items()
-        self._places = [(index, part) for index, item in pieces for part in range(len(item.requests))]
+        self._converted = dict(converted)
+        self._on_output = on_output
+        self._on_lost = on_lost
+        self._places = [(index, part) for index, item in self._converted.items() for part in range(len(item.requests))]
         self.requests: list[Request] = [self._converted[index].requests[part] for index, part in self._places]
         self._parts: dict[int, dict[int, Result]] = {index: {} for index in self._converted}
-        self.outputs: dict[int, Output] = {}
-        for index, item in pieces:
-            if not item.requests:
-                self._complete(index)
+        for index in [index for index, item in self._converted.items() if not item.requests]:
+            self._complete(index)
 
-    @contextmanager
-    def _noting_unreadable(self, index: int) -> Iterator[None]:
-        try:
-            yield
-        except UnreadableError as error:
-            self._lost[index] = str(error.__cause__)
-
-    @property
-    def are_cut(self) -> dict[int, bool]:
-        """By place, whether a request's text was cut on the left to fit."""
-        return {index: item.is_truncated for index, item in self._converted.items()}
-
-    def take(self, number: int, result: Result) -> None:
+    def take(self, number: int, result: Result | Lost) -> None:
         """`result` is that of `requests[number]`."""
         index, part = self._places[number]
+        if isinstance(result, Lost):
+            self._on_lost(index, result.reason)
+            return
         self._parts[index][part] = result
         if len(self._parts[index]) == len(self._converted[index].requests):
             self._complete(index)
 
-    @contextmanager
-    def own_places(self) -> Iterator[None]:
-        """Names requests without a result by the outputs that they are parts of, and those that cannot be read."""
-        lost = dict(self._lost)
-        try:
-            yield
-        except LostRequestsError as error:
-            lost |= {self._places[number][0]: why for number, why in error.lost.items()}
-        if lost:
-            raise LostRequestsError(lost)
-
     def _complete(self, index: int) -> None:
-        parts = self._parts[index]
-        output = self._converted[index].output([parts[part] for part in range(len(parts))])
-        self.outputs[index] = output
-        if self._on_result is not None:
-            self._on_result(index, output)
+        parts = self._parts.pop(index)
+        output = self._converted.pop(index).output([parts[part] for part in range(len(parts))])
+        self._on_output(index, output)
 
 
-def warn_of_cuts(are_cut: Mapping[int, bool], length: int, names: Sequence[str]) -> None:
-    """Warns where requests lost their beginning to fit into `length` tokens; `names`, where given, say whose."""
+def batches(
+    slices: Iterable[Sequence[Asked]],
+    convert: Callable[[Asked], Converted[Output]],
+    on_output: OnOutput[Output],
+    on_lost: OnLost,
+    warn: Callable[[Mapping[int, bool]], None],
+) -> Iterator[Batch[Output]]:
+    """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose
+    picture or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
+    count = 0
+    for requests in slices:
+        converted: dict[int, Converted[Output]] = {}
+        for index, request in enumerate(requests, count):
+            with _noting_unreadable(on_lost, index), naming(f"request {index}"):
+                converted[index] = convert(request)
+        warn({index: item.is_truncated for index, item in converted.items()})
+        batch = Batch(converted, on_output, on_lost)
+        count += len(requests)
+        if batch.requests:
+            yield batch
+
+
+@contextmanager
+def _noting_unreadable(on_lost: OnLost, index: int) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableError as error:
+        on_lost(index, str(error.__cause__))
+
+
+def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mapping[int, bool]) -> None:
+    """Warns where requests lost their beginning to fit into `length` tokens; `whose`, where given, says of which task a
+    request is."""
     if any(are_cut.values()):
-        whose = Counter(names[index] for index, is_cut in are_cut.items() if is_cut and names)
-        listed = f": {', '.join(f'{count} of {name}' for name, count in whose.items())}" if whose else ""
+        cut = [index for index, is_cut in are_cut.items() if is_cut]
+        tasks = Counter(map(whose, cut)) if whose is not None else {}
+        listed = f": {', '.join(f'{count} of {name}' for name, count in tasks.items())}" if tasks else ""
         text = "%d of %d requests were cut on the left to fit into %d tokens%s"
-        logger.warning(text, sum(are_cut.values()), len(are_cut), length, listed)
+        logger.warning(text, len(cut), len(are_cut), length, listed)
 
 
 @contextmanager

@@ -36,11 +36,15 @@ class Executor(Protocol):
     def counters(self) -> Any:
         """`engine.requests.Counters` since opening."""
 
+    @property
+    def needs_chunks(self) -> bool:
+        """Whether requests are cut into chunks, even where no answers are kept."""
+
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
         """Runs all requests together, and calls back as each becomes complete."""
 
-    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: OnChunk) -> None:
-        """Runs each chunk by itself, in any order."""
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+        """Runs each chunk by itself, in any order. `chunks` is read as there is room."""
 
     def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         """Runs what `items` yields while it does; None among them: nothing more is there for now."""

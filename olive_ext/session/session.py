@@ -10,41 +10,31 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, LostRequestsError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
-from olive_ext.session.calls import Batch, Turns, naming, warn_of_cuts
+from olive_ext.session.calls import Turns, batches, naming, warn_of_cuts
+from olive_ext.session.converted_requests import ToGenerate, ToRoll, ToScore, to_generation, to_rolling, to_scoring
 from olive_ext.session.executor import Executor, RecordsElsewhere
-from olive_ext.text.conversion import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.conversion import Converted
 from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.placeholders import MediaText
-from olive_ext.text.requests import (
-    GenerationOutput,
-    GenerationRequest,
-    Prompt,
-    RollingOutput,
-    RollingRequest,
-    ScoringOutput,
-    ScoringRequest,
-    Text,
-)
+from olive_ext.text.requests import GenerationOutput, RollingOutput, ScoringOutput
 from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 Asked = TypeVar("Asked")
 Output = TypeVar("Output")
-ToGenerate: TypeAlias = GenerationRequest | Prompt
-ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
-ToRoll: TypeAlias = RollingRequest | Text
 
 
 class Session:
@@ -116,7 +106,7 @@ class Session:
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
         as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, self._convert_generation, on_result, names)
+        return self._run("generate", requests, to_generation, on_result, names)
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -140,13 +130,24 @@ class Session:
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, self._convert_scoring, on_result, names)
+        return self._run("loglikelihood", requests, to_scoring, on_result, names)
+
+    def loglikelihood_slices(
+        self,
+        slices: Iterable[Sequence[ToScore]],
+        on_result: Callable[[int, ScoringOutput], None],
+        *,
+        whose: Callable[[int], str] | None = None,
+    ) -> None:
+        """As `loglikelihood` of each slice, for more requests than should be in memory together: a slice is read when
+        there is room to run it. Requests are counted on from slice to slice; `whose(index)` names them in warnings."""
+        self._run_slices("loglikelihood", slices, to_scoring, on_result, whose)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
-        return self._run("loglikelihood_rolling", requests, self._convert_rolling, on_result)
+        return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
 
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
@@ -209,27 +210,43 @@ class Session:
         self,
         call: str,
         requests: Sequence[Asked],
-        convert: Callable[[Asked], Converted[Output]],
+        convert: Callable[[Session, Asked], Converted[Output]],
         on_result: Callable[[int, Output], None] | None,
         names: Sequence[str] = (),
     ) -> list[Output]:
         if isinstance(requests, (str, bytes)):
             raise ConfigError(f"{call} takes a list of requests, not one text")
-        with self._turns.turn(call):
-            batch = Batch(requests, convert, on_result)
-            warn_of_cuts(batch.are_cut, self.max_length, names)
-            with batch.own_places():
-                self._answer(batch, is_kept=self.records is None or call == "generate")
-            return [batch.outputs[index] for index in range(len(requests))]
+        outputs: dict[int, Output] = {}
 
-    def _answer(self, batch: Batch[Any], *, is_kept: bool) -> None:
-        """Runs the batch's requests; `is_kept` where the journal may have the answers."""
-        if batch.requests:
-            with self._work():
-                if self.journal is None:
+        def keep(index: int, output: Output) -> None:
+            outputs[index] = output
+            if on_result is not None:
+                on_result(index, output)
+
+        self._run_slices(call, [requests], convert, keep, names.__getitem__ if names else None)
+        return [outputs[index] for index in range(len(requests))]
+
+    def _run_slices(
+        self,
+        call: str,
+        slices: Iterable[Sequence[Asked]],
+        convert: Callable[[Session, Asked], Converted[Output]],
+        on_output: Callable[[int, Output], None],
+        whose: Callable[[int], str] | None,
+    ) -> None:
+        lost: dict[int, str] = {}
+        warn = partial(warn_of_cuts, self.max_length, whose)
+        with self._turns.turn(call), self._work():
+            made = batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
+            if self.journal is None and not self.executor.needs_chunks:
+                for batch in made:
                     self.executor.run(batch.requests, batch.take)
-                else:
-                    run_in_chunks(self.executor, batch.requests, batch.take, self.journal if is_kept else None)
+            else:
+                is_kept = self.records is None or call == "generate"
+                asked = ((batch.requests, batch.take) for batch in made)
+                run_in_chunks(self.executor, asked, self.journal if is_kept else None)
+        if lost:
+            raise LostRequestsError(lost)
 
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
@@ -243,7 +260,7 @@ class Session:
                     continue
                 key, request = item
                 with naming(f"request {key!r}"):
-                    converted = self._convert_generation(request)
+                    converted = to_generation(self, request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
                 if len(converted.requests) > 1:
@@ -279,20 +296,3 @@ class Session:
         with self._working:
             self._turns.check_open()
             yield
-
-    def _convert_generation(self, asked: ToGenerate) -> Converted[GenerationOutput]:
-        request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-        return convert_generation(self.tokenizer, request, self.stop_ids, self.max_length, self.encoding, self.media)
-
-    def _convert_scoring(self, asked: ToScore) -> Converted[ScoringOutput]:
-        if not isinstance(asked, ScoringRequest):
-            if not isinstance(asked, (tuple, list)) or len(asked) != 2:
-                raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
-            asked = ScoringRequest(*asked)
-        return convert_scoring(self.tokenizer, asked, self.max_length, self.encoding, self.media)
-
-    def _convert_rolling(self, asked: ToRoll) -> Converted[RollingOutput]:
-        if self.encoding is not None:
-            raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
-        request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
-        return convert_rolling(self.tokenizer, request, self.max_length)

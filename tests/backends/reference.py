@@ -42,6 +42,8 @@ def model() -> LlamaForCausalLM:
 class ForwardEngine:
     """Knows no cache and no batch. After `fails_after` results it raises `error`."""
 
+    needs_chunks = False
+
     def __init__(self, context_length: int = MAX_LENGTH) -> None:
         self.context_length = context_length
         self.num_slots = 1
@@ -63,7 +65,7 @@ class ForwardEngine:
                 on_result(index, results[index])
         return [results[index] for index in range(len(requests))]
 
-    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
         for number, requests in enumerate(chunks):
             done(number, self.run(requests))
 

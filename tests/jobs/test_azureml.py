@@ -132,8 +132,18 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
         {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
     ]
     nodes = json.loads((tmp_path / "distributed" / "code" / "recipe.json").read_text(encoding="utf-8"))
-    assert nodes["evaluators"]["quickstart"]["workers"] == {"count": 2, "address": "auto"}
-    assert "distribution:\n  type: ray" in (tmp_path / "distributed" / "job.yml").read_text(encoding="utf-8")
+    assert nodes["evaluators"]["quickstart"]["workers"] == {
+        "count": 2,
+        "address": "auto",
+        "resources": {"olive_ext_node": 1},
+    }
+    distributed = yaml.safe_load((tmp_path / "distributed" / "job.yml").read_text(encoding="utf-8"))
+    assert distributed["distribution"] == {"type": "pytorch", "process_count_per_instance": 1}
+    assert distributed["resources"] == {"instance_count": 2}
+    assert distributed["command"].endswith("python -m olive_ext.jobs.azureml_node olive-ext run --config recipe.json")
+    assert distributed["environment_variables"]["RAY_AUTH_MODE"] == "token"
+    assert len(distributed["environment_variables"]["RAY_AUTH_TOKEN"]) == 64
+    assert "RAY_AUTH_TOKEN" not in (tmp_path / "command" / "job.yml").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
     wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"

@@ -1,4 +1,4 @@
-"""The speech recipe's task, model and recipes: reproducible, small, really learned."""
+"""The speech recipe's task, model and recipes: reproducible, small, learned, and the halves' costs told apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recipes.test_vision import report_metrics, run_recipe
+from tests.recipes.test_vision import quantized_products, report_metrics, run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "speech"
@@ -23,10 +23,18 @@ def made() -> dict[str, Any]:
     return runpy.run_path(str(RECIPE / "tasks" / "tones.py"))
 
 
-def test_recipe_names_files_that_exist() -> None:
-    recipe = json.loads((RECIPE / "float.json").read_text(encoding="utf-8"))
-    assert (ROOT / recipe["input_model"]["model_path"] / "model.safetensors").is_file()
-    assert "file: float.json" in (RECIPE / "info.yml").read_text(encoding="utf-8")
+def test_recipes_name_each_other_s_files() -> None:
+    """The halves are those that the first recipe's output has."""
+    first = json.loads((RECIPE / "float.json").read_text(encoding="utf-8"))
+    assert (ROOT / first["input_model"]["model_path"] / "model.safetensors").is_file()
+    info = (RECIPE / "info.yml").read_text(encoding="utf-8")
+    for half, other in (("decoder", "encoder"), ("encoder", "decoder")):
+        recipe = json.loads((RECIPE / f"{half}_int4.json").read_text(encoding="utf-8"))
+        (component,) = recipe["input_model"]["model_components"]
+        assert component["model_path"] == recipe["input_model"]["model_path"] == first["output_dir"]
+        assert component["onnx_file_name"] == f"{half}.onnx"
+        assert f"{first['output_dir']}/{other}.onnx" in recipe["input_model"]["model_attributes"]["additional_files"]
+        assert f"file: {half}_int4.json" in info
 
 
 def test_committed_files_stay_small() -> None:
@@ -46,8 +54,18 @@ def test_sounds_are_the_same_every_time_and_every_word_is_said(made: dict[str, A
 
 
 @pytest.mark.long
-def test_model_hears_what_was_said(tmp_path: Path) -> None:
+def test_model_hears_what_was_said_and_recipes_tell_what_each_half_costs(tmp_path: Path) -> None:
     pytest.importorskip("jiwer")
-    run_recipe("recipes/speech/float.json", tmp_path)
-    found = report_metrics(tmp_path / "out" / "speech" / "float" / "report.json")
-    assert found["tones_words", "wer"] <= 0.1
+    for name in ("float", "decoder_int4", "encoder_int4"):
+        run_recipe(f"recipes/speech/{name}.json", tmp_path)
+    outputs = {name: tmp_path / "out" / "speech" / name for name in ("float", "decoder_int4", "encoder_int4")}
+    errors = {name: report_metrics(output / "report.json")["tones_words", "wer"] for name, output in outputs.items()}
+    assert errors["float"] <= 0.1
+    assert max(errors.values()) <= errors["float"] + 0.2
+    for name in ("decoder", "encoder"):
+        output = outputs[f"{name}_int4"]
+        other = {"decoder": "encoder", "encoder": "decoder"}[name]
+        assert (quantized_products(output / f"{name}.onnx") > 0, quantized_products(output / f"{other}.onnx")) == (
+            True,
+            0,
+        )

@@ -49,7 +49,9 @@ class Server:
         end = time.monotonic() + 300
         while not self._answers():
             assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < end, "the server did not start"
+            if time.monotonic() > end:
+                self.kill()
+                raise AssertionError("the server did not start")
             time.sleep(0.2)
 
     def _answers(self) -> bool:

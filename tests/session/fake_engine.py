@@ -30,6 +30,8 @@ def naive(context: Sequence[int], target: Sequence[int]) -> list[tuple[float, bo
 class FakeEngine:
     """`answers` maps a prompt's tokens to what the model would go on to say; without one it repeats the prompt."""
 
+    needs_chunks = False
+
     def __init__(
         self, context_length: int = 512, answers: Mapping[tuple[int, ...], Sequence[int]] | None = None, slots: int = 2
     ) -> None:
@@ -48,7 +50,7 @@ class FakeEngine:
                 on_result(index, results[index])
         return results
 
-    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
         for number, requests in enumerate(chunks):
             done(number, self.run(requests))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,45 @@ def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> N
     session.keep_answers(None)
     assert session.loglikelihood(asked) == found
     assert len(engine.requests) == 5
+
+
+class EagerEngine(FakeEngine):
+    """Reads so many chunks ahead, and completes the last of them first."""
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__()
+        self.ahead = ahead
+        self.ran: set[tuple[Request, ...]] = set()
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+        source = enumerate(chunks)
+        while read := list(islice(source, self.ahead)):
+            for number, requests in reversed(read):
+                assert tuple(requests) not in self.ran
+                self.ran.add(tuple(requests))
+                done(number, self.run(requests))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_chunks_of_slices_are_the_same_however_many_are_under_way(is_kept: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pool = [(rng.integers(1, 99, 60).tolist(), [int(rng.integers(1, 99))]) for _ in range(700)]
+    slices = [[pool[place] for place in rng.integers(0, len(pool), 300)] for _ in range(5)]
+    ran, answered = [], []
+    for ahead in (1, 3, 1000):
+        engine, found = EagerEngine(ahead), dict[int, Any]()
+        session = Session(engine, byte_level())
+        if is_kept:
+            session.keep_answers(tmp_path / str(ahead))
+        else:
+            engine.needs_chunks = True
+        session.loglikelihood_slices(iter(slices), found.__setitem__)
+        ran.append(engine.ran)
+        answered.append(found)
+    assert ran[0] == ran[1] == ran[2]
+    assert len(ran[0]) > 5
+    expected = dict(enumerate(Session(FakeEngine(), byte_level()).loglikelihood([*chain(*slices)])))
+    assert answered == [expected] * 3
 
 
 def test_another_context_length_is_another_journal(tmp_path: Path) -> None:

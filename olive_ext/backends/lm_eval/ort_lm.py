@@ -31,6 +31,7 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
 )
 from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
+from olive_ext.backends.lm_eval.scored_slices import score_slices
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
@@ -39,7 +40,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.text.encoder_decoder import decoder_tokens
-from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -149,12 +150,16 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        answers: dict[int, Answer] = {}
+        answers = [CERTAIN] * len(requests)
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
-            for places, tokens in encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode):
-                found = self._score(tokens, [requests[place] for place in places], advance)
-                answers.update(zip(places, found, strict=True))
-        return [answers[place] for place in range(len(requests))]
+
+            def keep(place: int, answer: Answer) -> None:
+                answers[place] = answer
+                advance(1)
+
+            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode)
+            score_slices(self, slices, keep, requests)
+        return answers
 
     def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
@@ -177,35 +182,11 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
-        return self._score(requests, (), lambda count: None)
-
-    def _score(
-        self, requests: Sequence[TokenRequest], instances: Sequence[Instance], advance: Callable[[int], None]
-    ) -> list[Answer]:
-        """`instances` are lm-eval's requests of the same order, for the observer."""
         answers = [CERTAIN] * len(requests)
-        scored = [index for index, request in enumerate(requests) if request[2]]
-        asked = [self._scoring(*requests[index][1:]) for index in scored]
-
-        def keep(index: int, answer: Answer) -> None:
-            answers[index] = answer
-            if requests[index][0] is not None:
-                self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-            advance(1)
-
-        def take(at: int, output: ScoringOutput) -> None:
-            keep(scored[at], (output.logprob, output.is_greedy))
-            if instances:
-                self.observer(instances[scored[at]], asked[at], output)
-
-        for index in set(range(len(requests))).difference(scored):
-            keep(index, CERTAIN)
-        names = [str(instances[index].task_name) for index in scored if instances]
-        with noting(self.lost, lambda at: instances[scored[at] :][:1]):
-            self.session.loglikelihood(asked, on_result=take, names=names)
+        score_slices(self, [(range(len(requests)), requests)], answers.__setitem__)
         return answers
 
-    def _scoring(
+    def scoring_request(
         self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
     ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""

@@ -1,4 +1,4 @@
-"""Hands chunks to workers, the largest first, each worker the next one when it is free; what a lost worker held is run
+"""Hands chunks to workers, each the next one when it is free; what a lost worker held is run
 again. A chunk that costs two workers is halved, until the request that does it is named.
 
 Knows no text, and not where the workers are.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.requests import Counters, Request, Result
-from olive_ext.engine.scheduling.chunks import predicted_tokens
+from olive_ext.engine.requests import Counters, Request
 from olive_ext.errors import OliveExtError, RunError
-from olive_ext.session.executor import Lost
+from olive_ext.session.executor import Lost, OnChunk
+from olive_ext.session.workers.feed import Feed, Piece
 from olive_ext.session.workers.served_model import Reply, Served, to_send
 from olive_ext.session.workers.worker import Worker, WorkerLostError
 
@@ -27,33 +28,20 @@ MAX_OPENINGS = 3
 
 _JOIN_S = 0.5
 
-Part = Sequence[Request]
 
-
-@dataclass
-class _Piece:
-    """Requests of one chunk that run together: the whole chunk, or a part of one that has cost workers."""
-
-    chunk: int
-    places: Sequence[int]
-    num_kills: int = 0
-
-    def halves(self) -> Iterator[_Piece]:
-        middle = len(self.places) // 2
-        for places in (self.places[:middle], self.places[middle:]):
-            yield _Piece(self.chunk, places, 1)
-
-
-@dataclass
 class _Call:
     """One call of `Crew.run`: what is waiting, and what the threads of the workers tell."""
 
-    which: str
-    chunks: Sequence[Part]
-    waiting: queue.SimpleQueue[_Piece | None] = field(default_factory=queue.SimpleQueue)
-    told: queue.SimpleQueue[tuple[_Piece, Any]] = field(default_factory=queue.SimpleQueue)
-    is_over: bool = False
-    """No worker is to be opened for it any more."""
+    def __init__(self, which: str, feed: Feed) -> None:
+        self.which = which
+        self.feed = feed
+        self.told: queue.SimpleQueue[tuple[Piece | None, Any]] = queue.SimpleQueue()
+        self.is_over = False
+        """No worker is to be opened for it any more."""
+
+        self.threads: list[threading.Thread] = []
+        self.num_gone = 0
+        """Threads whose worker cannot be opened again."""
 
 
 class Crew:
@@ -88,30 +76,20 @@ class Crew:
         told = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
         return [latest for latest in told if latest] or [self.served.models[which].execution]
 
-    def run(self, which: str, chunks: Sequence[Part], done: Callable[[int, Sequence[Result | Lost]], None]) -> None:
-        """Runs all chunks; `done(number, results)` is called from here as each is complete. Raises what a model raises,
-        and `RunError` where no worker is left."""
-        call = _Call(which, chunks)
-        order = sorted(range(len(chunks)), key=lambda number: -predicted_tokens(chunks[number]))
-        for number in order:
-            call.waiting.put(_Piece(number, range(len(chunks[number]))))
-        threads = [
-            threading.Thread(target=self._work, args=(worker, call), name=worker.name, daemon=True)
-            for worker in self.workers[: len(chunks)]
-        ]
-        for thread in threads:
-            thread.start()
+    def run(self, which: str, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+        """Runs all chunks; `done(number, results)` is called from here as each is complete, and `chunks` is read from
+        here. Raises what a model raises, and `RunError` where no worker is left."""
+        call = _Call(which, Feed(chunks, len(self.workers)))
         try:
-            self._collect(call, len(threads), done)
+            self._collect(call, done)
         except BaseException:
             call.is_over = True
             self.stop()  # whatever a worker is doing
             raise
         finally:
             call.is_over = True
-            for _ in threads:
-                call.waiting.put(None)
-            for thread, worker in zip(threads, self.workers, strict=False):
+            call.feed.end(len(call.threads))
+            for thread, worker in zip(call.threads, self.workers, strict=False):
                 self._join(thread, worker)
 
     def call(self, which: str, name: str) -> list[Any]:
@@ -154,53 +132,60 @@ class Crew:
                 raise served
         return found
 
-    def _collect(self, call: _Call, num_threads: int, done: Callable[[int, Sequence[Result | Lost]], None]) -> None:
-        """Takes in what workers tell until every chunk is complete."""
-        results: list[list[Result | Lost | None]] = [[None] * len(chunk) for chunk in call.chunks]
-        left = [len(chunk) for chunk in call.chunks]
-        idle = 0
-        while any(left):
-            piece, told = call.told.get()
-            if isinstance(told, WorkerLostError):
-                told = self._again(call, piece, told)
-            elif isinstance(told, Exception):
-                if not piece.places:  # a worker that cannot be opened again
-                    idle += 1
-                    logger.warning("%s", told)
-                    if idle < num_threads:
-                        continue
-                raise told
-            for place, result in zip(piece.places, told, strict=False):
-                results[piece.chunk][place] = result
-                left[piece.chunk] -= 1
-            if told and not left[piece.chunk]:
-                done(piece.chunk, [result for result in results[piece.chunk] if result is not None])
-                results[piece.chunk] = []
+    def _collect(self, call: _Call, done: OnChunk) -> None:
+        """Reads chunks, and between them takes in what workers tell, until every chunk is complete."""
+        while True:
+            was_read = call.feed.read()
+            if not call.feed.has_work:
+                return
+            if was_read and len(call.threads) < len(self.workers):
+                self._start(call, self.workers[len(call.threads)])
+            with suppress(queue.Empty):
+                self._take_in(call, *call.told.get(block=not was_read), done)
 
-    def _again(self, call: _Call, piece: _Piece, error: WorkerLostError) -> Sequence[Lost]:
+    def _start(self, call: _Call, worker: Worker) -> None:
+        thread = threading.Thread(target=self._work, args=(worker, call), name=worker.name, daemon=True)
+        call.threads.append(thread)
+        thread.start()
+
+    def _take_in(self, call: _Call, piece: Piece | None, told: Any, done: OnChunk) -> None:
+        """What a worker tells of a piece; of none where it cannot be opened again."""
+        if piece is None:
+            logger.warning("%s", told)
+            call.num_gone += 1
+            if call.num_gone == len(call.threads):
+                raise told
+            return
+        if isinstance(told, WorkerLostError):
+            told = self._again(call, piece, told)
+        elif isinstance(told, Exception):
+            raise told
+        if told and (results := call.feed.complete(piece, told)) is not None:
+            done(piece.chunk, results)
+
+    def _again(self, call: _Call, piece: Piece, error: WorkerLostError) -> Sequence[Lost]:
         """Puts back what a lost worker held: whole the first time, halved from then on. Of one request alone nothing is
         left to try."""
         self.num_lost += 1
         if not piece.num_kills:
             logger.warning("a worker %s; its %d requests are run again", error, len(piece.places))
-            call.waiting.put(_Piece(piece.chunk, piece.places, 1))
+            call.feed.put_back(replace(piece, num_kills=1))
             return ()
         if len(piece.places) == 1:
             logger.error("a request is given up: each worker that ran it %s", error)
             return (Lost(f"each worker that ran it {error}"),)
         logger.warning("another worker %s; its %d requests are run in halves", error, len(piece.places))
-        for half in piece.halves():
-            call.waiting.put(half)
+        call.feed.put_back(*piece.halves())
         return ()
 
     def _work(self, worker: Worker, call: _Call) -> None:
         """A worker's thread: one piece after the other; a worker that was lost is opened anew."""
         if worker.name in self._closed and not self._reopen(worker, call):
             return
-        while (piece := call.waiting.get()) is not None:
-            requests = [to_send(call.chunks[piece.chunk][place]) for place in piece.places]
+        while (taken := call.feed.take()) is not None:
+            piece, requests = taken
             try:
-                reply: Reply = worker.run(call.which, requests)
+                reply: Reply = worker.run(call.which, [to_send(request) for request in requests])
             except WorkerLostError as error:
                 self._closed.add(worker.name)
                 self._retire_counters(worker)
@@ -228,7 +213,7 @@ class Crew:
             else:
                 self._closed.discard(worker.name)
                 return True
-        call.told.put((_Piece(0, ()), RunError(f"{worker.name} cannot be started again: {problem}")))
+        call.told.put((None, RunError(f"{worker.name} cannot be started again: {problem}")))
         return False
 
     def _retire_counters(self, worker: Worker) -> None:

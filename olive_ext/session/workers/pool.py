@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.errors import LostRequestsError
 from olive_ext.session.answer_journal import run_in_chunks
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.executor import Lost, OnChunk
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.served_model import OWN
 
@@ -41,11 +42,23 @@ class WorkerPool:
         """The counters of all workers together."""
         return self._crew.counters
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
-        """Runs all requests; calls back when the chunk of each is complete."""
-        run_in_chunks(self, requests, on_result, None)
+    needs_chunks = True
 
-    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: OnChunk) -> None:
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
+        """Runs all requests, in chunks. Raises `LostRequestsError` behind all others where some have no result."""
+        lost: dict[int, str] = {}
+
+        def take(place: int, result: Result | Lost) -> None:
+            if isinstance(result, Lost):
+                lost[place] = result.reason
+            else:
+                on_result(place, result)
+
+        run_in_chunks(self, [(requests, take)], None)
+        if lost:
+            raise LostRequestsError(lost)
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
         """Runs each chunk on whichever worker is free."""
         self._crew.run(self._which, chunks, done)
 

@@ -1,0 +1,76 @@
+"""Chunks are read as there is room, and handed out so that old ones are complete first and the workers end together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olive_ext.engine.requests import Request
+from olive_ext.session.executor import Lost
+from olive_ext.session.workers import feed as feed_module
+from olive_ext.session.workers.feed import AHEAD, Feed, Piece
+
+LOST = Lost("")
+
+
+def chunk(size: int, length: int = 4) -> list[Request]:
+    return [Request(tuple(range(number, number + length)), 1) for number in range(size)]
+
+
+def taken(feed: Feed) -> Piece:
+    found = feed.take()
+    assert found is not None
+    return found[0]
+
+
+def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> None:
+    feed = Feed(map(chunk, [2, 5, 3, 9, 4, 6]), 1)
+    while feed.read():
+        pass
+    assert feed.num_waiting == AHEAD
+    assert [taken(feed).chunk for _ in range(2)] == [0, 1]
+    assert [feed.read() for _ in range(3)] == [True, True, False]
+    assert taken(feed).chunk == 2
+    assert not feed.read()  # there are no more
+    feed.put_back(Piece(0, range(2), 1))
+    assert [taken(feed).chunk for _ in range(4)] == [3, 5, 4, 0]
+    feed.end(1)
+    assert feed.take() is None
+
+
+def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
+    long = feed_module.HELD_TOKENS // 3 - 200
+    read: list[int] = []
+
+    def chunks() -> Iterator[Sequence[Request]]:
+        for number in range(8):
+            read.append(number)
+            yield [Request(range(long), 1)]  # type: ignore[arg-type]  # as long as a tuple, without its memory
+
+    feed = Feed(chunks(), 100)
+    while feed.read():
+        pass
+    assert read == [0, 1, 2, 3]  # the fourth goes beyond the bound
+    assert feed.complete(taken(feed), [LOST]) == [LOST]
+    assert feed.complete(taken(feed), [LOST]) == [LOST]
+    while feed.read():
+        pass
+    assert read == [0, 1, 2, 3, 4, 5]
+
+
+@given(sizes=st.lists(st.integers(1, 7), max_size=20), num_workers=st.integers(1, 3), data=st.data())
+def test_every_chunk_is_complete_once_whatever_is_halved(
+    sizes: list[int], num_workers: int, data: st.DataObject
+) -> None:
+    feed, found = Feed(map(chunk, sizes), num_workers), {}
+    while feed.has_work:
+        if not feed.read() and feed.num_waiting:
+            piece = taken(feed)
+            if len(piece.places) > 1 and data.draw(st.booleans()):
+                feed.put_back(*piece.halves())
+            elif (results := feed.complete(piece, [LOST] * len(piece.places))) is not None:
+                assert piece.chunk not in found
+                found[piece.chunk] = len(results)
+    assert found == dict(enumerate(sizes))
