@@ -135,6 +135,18 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.also("--reference", p.whole, "--set", "reference.records_dir=/proc/x"),
         "'reference.records_dir' = '/proc/x': cannot write in '/proc'",
     ),
+    "output that no folder can be": (
+        lambda p: p.also("--output", "a" * 300),
+        "'output_dir' = 'a+.*: no file can have this name",
+    ),
+    "reference that no file can be": (
+        lambda p: p.also("--set", f"reference.path={'a/' * 2500}"),
+        "'reference.path' = '[a/]+.*: no file can have this name",
+    ),
+    "tokenizer that no file can be": (
+        lambda p: p.also("--set", r'tokenizer="a\u0000"'),
+        "'tokenizer' = 'a.*: no file can have this name",
+    ),
     # settings
     "seed below 0": (lambda p: p.also("--seed", -1), "'seed' = '-1': give an integer from 0 to 4294967295"),
     "seed beyond 32 bits": (lambda p: p.also("--seed", 2**40), "'seed' = '1099511627776': give an integer from 0 to"),
