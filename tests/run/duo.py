@@ -102,6 +102,9 @@ class NetSession(Session):
         tokens = [(*request.context, *request.target) for request in requests]
         return self._told(super().loglikelihood(requests), tokens, on_result)
 
+    def loglikelihood_slices(self, slices: Any, on_result: Any, *, whose: Any = None) -> None:
+        self.loglikelihood([request for part in slices for request in part], on_result=on_result)
+
     def loglikelihood_rolling(self, requests: Any, on_result: Any = None) -> Any:
         tokens = [(request.prefix, *request.text) for request in requests]
         return self._told(super().loglikelihood_rolling(requests), tokens, on_result)
