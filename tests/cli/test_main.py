@@ -162,3 +162,10 @@ print([name for name in {heavy} if name in sys.modules], seconds < 0.5)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[] True\n"
+
+
+@pytest.mark.parametrize("argv", [["quickstart"], ["compare"], ["check"]])
+def test_name_that_no_file_can_have_is_a_mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv, "a" * 5000]) == 2
+    line = capsys.readouterr().err
+    assert "aaa...' has 5,000 characters: too long for a file's name" in line and len(line) < 200
