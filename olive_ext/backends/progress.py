@@ -23,11 +23,13 @@ def progress_bar(
     num_tokens: Callable[[], int],
     is_disabled: bool,
     *,
+    at_work: Callable[[], str] = str,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
     """Yields a function to be called with the number of requests that are newly done.
 
-    Shows requests done, tokens fed per second (`num_tokens` counts those fed so far) and the time left.
+    Shows requests done, tokens fed per second (`num_tokens` counts those fed so far), the time left, and between them
+    what `at_work` says of workers.
     """
     is_hidden = is_disabled or shown.get() is False
     before, begin = num_tokens(), now()
@@ -40,13 +42,14 @@ def progress_bar(
             at, done = now(), done + count
             first = first if first[0] else (done, at)  # what precedes the first result does not come again
             speed = f"{(num_tokens() - before) / max(at - begin, 1e-9):.0f} tokens/s"
+            state = ", ".join(filter(None, [speed, at_work()]))
             if not bar.disable:
-                bar.set_postfix_str(speed, refresh=False)
+                bar.set_postfix_str(state, refresh=False)
             bar.update(count)
             if has_lines and at - last >= LINE_SECONDS and done > first[0]:
                 last = at
                 left = tqdm.format_interval((at - first[1]) / (done - first[0]) * (total - done))
-                sys.stderr.write(f"olive-ext: {doing}: {done} of {total} requests, {speed}, {left} left\n")
+                sys.stderr.write(f"olive-ext: {doing}: {done} of {total} requests, {state}, {left} left\n")
                 sys.stderr.flush()
 
         yield advance

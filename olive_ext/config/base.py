@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -15,11 +16,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from olive_ext.errors import ConfigError
 
 _TASK_FILES = (".yaml", ".yml")
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
+_NO_PATH = "no_path"
 
 
 def word(value: Any) -> Any:
@@ -35,6 +39,16 @@ def word(value: Any) -> Any:
     return path.name if path.is_absolute() and path.exists() else value
 
 
+def possible_path(value: Any) -> Any:
+    """Refuses a text that can name no file. The system would refuse it wherever it is looked for, and be an `OSError`
+    there."""
+    if isinstance(value, str):
+        raw = os.fsencode(value)
+        if b"\0" in raw or len(raw) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in raw.split(b"/")):
+            raise PydanticCustomError(_NO_PATH, "no file can have this name")
+    return value
+
+
 def not_bool(value: Any) -> Any:
     """Refuses true and false."""
     if isinstance(value, bool):
@@ -42,6 +56,7 @@ def not_bool(value: Any) -> Any:
     return value
 
 
+Place = Annotated[str, BeforeValidator(possible_path)]
 Word = Annotated[str, BeforeValidator(word)]
 Auto = Annotated[Literal["auto"], BeforeValidator(word)]
 Int = Annotated[int, BeforeValidator(not_bool)]
@@ -94,8 +109,8 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else item["input"]
-    field = owner.model_fields[names[-1]]
-    return f"'{key}' = {_short(value)}: give {accepts(field)}"
+    told = message if item["type"] == _NO_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
+    return f"'{key}' = {_short(value)}: {told}"
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:

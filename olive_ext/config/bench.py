@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Strict, Word
+from olive_ext.config.base import Auto, NonNegativeInt, Place, PositiveInt, Strict, Word
 from olive_ext.config.evaluation import Limit
 from olive_ext.config.model import EngineConfig, ProviderOptions
 
@@ -26,7 +26,7 @@ class BenchConfig(Strict):
     tasks: Annotated[list[Word], Field(min_length=1)]
     """lm-eval tasks: registered names, or paths of task YAML files."""
 
-    include_path: str | list[str] | None = None
+    include_path: Place | list[Place] | None = None
     """Folders with your own task YAML files."""
 
     limit: Limit | None = None
@@ -104,7 +104,7 @@ class BenchConfig(Strict):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of our backend."""
 
-    output_dir: str
+    output_dir: Place
     """Folder for bench.json, bench.md, bench.png and the processes' logs."""
 
     @model_validator(mode="after")

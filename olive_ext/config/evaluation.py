@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, PositiveInt, Seed, Strict, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Seed, Strict, Word, not_bool, word
 from olive_ext.config.certain import Certain, Number, implied
 from olive_ext.config.model import ExecutionSettings, ModelConfig, ModelSettings, ProviderOptions, ProviderRequest
 
@@ -33,7 +33,7 @@ def _input_model(value: Any) -> Any:
 class ReferenceConfig(ModelConfig):
     """The reference model and how it is run. A text alone is its `path`."""
 
-    path: Annotated[str, BeforeValidator(_input_model)]
+    path: Annotated[Place, BeforeValidator(_input_model)]
     """As `model.path`: an ONNX model, a package, a Hugging Face model; or "input_model" in an Olive recipe: the model
     the workflow started from."""
 
@@ -55,7 +55,7 @@ class ReferenceConfig(ModelConfig):
     in the user's cache, and trusted where it scores 20 requests as transformers do; what cannot be exported runs on
     transformers. "never" always runs it there. A Hugging Face model as the evaluated one goes the same way."""
 
-    records_dir: str | None = None
+    records_dir: Place | None = None
     """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
 
     top: PositiveInt | None = None
@@ -138,7 +138,7 @@ class EvaluationSettings(ExecutionSettings):
     gen_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Generation settings laid over those of every generation task (lm-eval's `gen_kwargs`)."""
 
-    include_path: str | list[str] | None = None
+    include_path: Place | list[Place] | None = None
     """Folders with your own task YAML files."""
 
     bootstrap_iters: NonNegativeInt = 100000
@@ -147,10 +147,10 @@ class EvaluationSettings(ExecutionSettings):
     sample_log_num: NonNegativeInt = 0
     """Documents of each task whose questions and answers are logged as JSON lines."""
 
-    sample_log_dir: str | None = None
+    sample_log_dir: Place | None = None
     """Folder of those logs; by default `output_dir`."""
 
-    use_cache: str | None = None
+    use_cache: Place | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
     model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
     is given."""
@@ -164,7 +164,7 @@ class EvaluationSettings(ExecutionSettings):
     cannot be read: the others are evaluated and reported in any case, with what is missing; then "stop" fails, and
     "report" does not."""
 
-    output_dir: str | None = None
+    output_dir: Place | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
 
     seed: Seed | None = None

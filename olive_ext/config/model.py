@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Auto, NonNegativeInt, PositiveInt, Slots, Strict, Word, word
+from olive_ext.config.base import Auto, NonNegativeInt, Place, PositiveInt, Slots, Strict, Word, word
 from olive_ext.config.workers import Workers
 from olive_ext.errors import ConfigError
 
@@ -128,7 +128,7 @@ class EngineConfig(Strict):
 class ModelConfig(Strict):
     """Where the model is."""
 
-    path: str
+    path: Place
     """An .onnx file, a folder with one, a folder with genai_config.json, Olive's output folder, or a Hugging Face
     model (folder or hub name)."""
 
@@ -155,7 +155,7 @@ class ExecutionSettings(Strict):
     max_length: PositiveInt | None = None
     """Longest context in tokens. None takes the model's own."""
 
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """Folder or hub name of the tokenizer; by default the one found beside the model."""
 
     execution_provider: ProviderRequest | None = None

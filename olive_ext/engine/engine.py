@@ -30,6 +30,7 @@ class Engine:
     """
 
     needs_chunks = False
+    at_work = ""
 
     def __init__(
         self,

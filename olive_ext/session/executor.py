@@ -40,6 +40,10 @@ class Executor(Protocol):
     def needs_chunks(self) -> bool:
         """Whether requests are cut into chunks, even where no answers are kept."""
 
+    @property
+    def at_work(self) -> str:
+        """How many workers are open and were lost, for whoever waits; empty where there is nothing to say."""
+
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
         """Runs all requests together, and calls back as each becomes complete."""
 

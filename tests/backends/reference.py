@@ -43,6 +43,7 @@ class ForwardEngine:
     """Knows no cache and no batch. After `fails_after` results it raises `error`."""
 
     needs_chunks = False
+    at_work = ""
 
     def __init__(self, context_length: int = MAX_LENGTH) -> None:
         self.context_length = context_length

@@ -105,6 +105,7 @@ def linked(place: Place, name: str, target: str) -> Path:
 
 
 OWN_TOKENIZER = json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
+LISTED_LENGTH = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": [64]})
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
 MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     # folders, before the model is opened
@@ -133,6 +134,18 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "records cannot be written": (
         lambda p: p.also("--reference", p.whole, "--set", "reference.records_dir=/proc/x"),
         "'reference.records_dir' = '/proc/x': cannot write in '/proc'",
+    ),
+    "output that no folder can be": (
+        lambda p: p.also("--output", "a" * 300),
+        "'output_dir' = 'a+.*: no file can have this name",
+    ),
+    "reference that no file can be": (
+        lambda p: p.also("--set", f"reference.path={'a/' * 2500}"),
+        "'reference.path' = '[a/]+.*: no file can have this name",
+    ),
+    "tokenizer that no file can be": (
+        lambda p: p.also("--set", r'tokenizer="a\u0000"'),
+        "'tokenizer' = 'a.*: no file can have this name",
     ),
     # settings
     "seed below 0": (lambda p: p.also("--seed", -1), "'seed' = '-1': give an integer from 0 to 4294967295"),
@@ -223,7 +236,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.put("tokenizer_config.json", OWN_TOKENIZER).put("own.py", "raise SystemExit('it ran')"),
         "no tokenizer can be loaded from .*'auto_map'.* unless 'trust_remote_code' = true",
     ),
+    "length of texts is a list": (
+        lambda p: p.put("tokenizer_config.json", LISTED_LENGTH),
+        "no tokenizer can be loaded from .*model': .*'int' and 'list'",
+    ),
     # graphs and weights
+    "node without an input": (
+        lambda p: edit_graph(p, lambda g: g.graph.node[3].ClearField("input")),
+        "model.onnx' is a broken graph",
+    ),
     "weights missing": (lambda p: external(p, Path.unlink), "w.data' does not exist"),
     "weights cut off": (
         lambda p: external(p, lambda f: f.write_bytes(f.read_bytes()[:999])),

@@ -31,6 +31,7 @@ class FakeEngine:
     """`answers` maps a prompt's tokens to what the model would go on to say; without one it repeats the prompt."""
 
     needs_chunks = False
+    at_work = ""
 
     def __init__(
         self, context_length: int = 512, answers: Mapping[tuple[int, ...], Sequence[int]] | None = None, slots: int = 2

@@ -278,4 +278,6 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
     def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
-        return progress_bar(doing, total, lambda: int(self.session.counters.tokens_fed), is_disabled)
+        executor = self.session.executor
+        fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
+        return progress_bar(doing, total, fed, is_disabled, at_work=at_work)

@@ -71,6 +71,14 @@ class Crew:
         """What all workers have done, those included that were lost."""
         return _sum([self._counted, *self._latest.values()])
 
+    @property
+    def at_work(self) -> str:
+        """How many workers are open and, where any were, lost so far: "3 of 4 workers, 2 lost". Those that are back
+        count among both. Nothing of a single worker, as long as it has not been lost."""
+        count = len(self.workers)
+        lost = f", {self.num_lost} lost" if self.num_lost else ""
+        return f"{count - len(self._closed)} of {count} workers{lost}" if lost or count > 1 else ""
+
     def executions(self, which: str) -> list[Mapping[str, Any]]:
         """What the workers have told of their executions behind their latest chunks; at first, when they opened."""
         told = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
@@ -138,15 +146,18 @@ class Crew:
             was_read = call.feed.read()
             if not call.feed.has_work:
                 return
-            if was_read and len(call.threads) < len(self.workers):
-                self._start(call, self.workers[len(call.threads)])
+            if was_read and not call.threads:
+                self._start(call)
             with suppress(queue.Empty):
                 self._take_in(call, *call.told.get(block=not was_read), done)
 
-    def _start(self, call: _Call, worker: Worker) -> None:
-        thread = threading.Thread(target=self._work, args=(worker, call), name=worker.name, daemon=True)
-        call.threads.append(thread)
-        thread.start()
+    def _start(self, call: _Call) -> None:
+        """All of them, however little there is to do: those that begin may be lost, or not come up."""
+        for worker in self.workers:
+            thread = threading.Thread(target=self._work, args=(worker, call), name=worker.name, daemon=True)
+            call.threads.append(thread)
+        for thread in call.threads:
+            thread.start()
 
     def _take_in(self, call: _Call, piece: Piece | None, told: Any, done: OnChunk) -> None:
         """What a worker tells of a piece; of none where it cannot be opened again."""
@@ -212,6 +223,7 @@ class Crew:
                 problem = error
             else:
                 self._closed.discard(worker.name)
+                logger.warning("%s is open again", worker.name)
                 return True
         call.told.put((None, RunError(f"{worker.name} cannot be started again: {problem}")))
         return False

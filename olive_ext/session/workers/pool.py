@@ -44,6 +44,11 @@ class WorkerPool:
 
     needs_chunks = True
 
+    @property
+    def at_work(self) -> str:
+        """See `Crew.at_work`."""
+        return self._crew.at_work
+
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
         """Runs all requests, in chunks. Raises `LostRequestsError` behind all others where some have no result."""
         lost: dict[int, str] = {}

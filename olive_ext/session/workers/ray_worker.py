@@ -181,7 +181,7 @@ class _Actor:
         self._error: tuple[str, str] | None = None
         try:
             self._served = ServedModel(job)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - raised in the driver, which asks for the facts
             self._error = told_error(error)
 
     def facts(self) -> Any:
@@ -199,7 +199,7 @@ class _Actor:
     def _answer(self, name: str, *arguments: Any) -> Any:
         try:
             return None, getattr(self._served, name)(*arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - raised in the driver, whatever it is
             return told_error(error), None
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import RunError, TaskError
 from olive_ext.session.executor import Lost
@@ -164,14 +165,15 @@ def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -
 
 
 class HomelessWorker(FakeWorker):
-    """Lost in its first call; then there is no room for it, and `open` waits until the worker is stopped."""
+    """Lost in its first call; until there is room for it, `open` then waits until the worker is stopped."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, losses=[1])
         self.is_lost, self.is_stopped = threading.Event(), threading.Event()
+        self.has_room = False
 
     def open(self) -> Served:
-        if self.num_openings:
+        if self.num_openings and not self.has_room:
             self.is_lost.set()
             assert self.is_stopped.wait(60), "nobody stopped it"
             self.is_stopped.clear()
@@ -203,6 +205,40 @@ def test_a_worker_without_room_is_not_waited_for_where_others_do_the_work() -> N
         assert crew.call(OWN, "release_memory") == ["good release_memory"]
     assert crew.num_lost == 1, "being absent is no loss"
     assert "gone" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_progress_says_how_many_workers_are_open_and_were_lost(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bar over three calls of a chunk each: one loses a worker, the next goes on without it, then it is back."""
+    gone = HomelessWorker("gone")
+    pool = WorkerPool(crew := Crew([gone, PatientWorker("good", gone)]))
+    states: list[str] = []
+    seconds = iter(range(0, 1000, 60))
+    token = shown.set(True)
+    with progress_bar("Scoring", 9, lambda: 0, False, now=lambda: next(seconds), at_work=lambda: pool.at_work) as bar:
+
+        def done(number: int, results: Sequence[Result | Lost]) -> None:
+            bar(len(results))
+            states.append(pool.at_work)
+
+        assert pool.at_work == "2 of 2 workers"
+        for gone.has_room in (False, False, True):
+            crew.run(OWN, [requests_of(3)], done)
+    shown.reset(token)
+    assert states == ["1 of 2 workers, 1 lost", "1 of 2 workers, 1 lost", "2 of 2 workers, 1 lost"]
+    assert capsys.readouterr().err.splitlines() == [
+        "olive-ext: Scoring: 6 of 9 requests, 0 tokens/s, 1 of 2 workers, 1 lost, 01:00 left",
+        "olive-ext: Scoring: 9 of 9 requests, 0 tokens/s, 2 of 2 workers, 1 lost, 00:00 left",
+    ]
+    assert "gone is open again" in caplog.messages
+
+
+def test_a_worker_alone_is_said_once_it_was_lost() -> None:
+    pool = WorkerPool(Crew([FakeWorker("worker", losses=[1])]))
+    assert pool.at_work == ""
+    pool.run(requests_of(4), lambda place, result: None)
+    assert pool.at_work == "1 of 1 workers, 1 lost"
 
 
 def test_pool_answers_requests_in_their_order_and_streams() -> None:
