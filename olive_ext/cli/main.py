@@ -61,7 +61,7 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
 
 
 def _failed(error: Exception) -> int:
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of any path, which only the system can judge
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
         name = str(error.filename)
         return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
     hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
