@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -39,10 +40,12 @@ def instances(requests: Sequence[RecordedRequest]) -> dict[str, list[Instance]]:
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds of the wall, and of the processor in this process and its children."""
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children())]
-    return time.perf_counter(), sum(item.user + item.system for item in times)
+    """Seconds of the wall, and of the processor in this process and all that it has started."""
+    own, seconds = psutil.Process(), 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # one of Ray's own that has just ended
+            seconds += sum(process.cpu_times()[:2])
+    return time.perf_counter(), seconds
 
 
 def answer(session: Session, requests: dict[str, list[Instance]], journal: Path) -> tuple[list[object], float, float]:
@@ -56,18 +59,30 @@ def answer(session: Session, requests: dict[str, list[Instance]], journal: Path)
     return found, after_wall - wall, after_cpu - cpu
 
 
-def main() -> None:
-    """Prints a line for each round, and the medians of the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """What is measured: a model, the requests of tasks, rounds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--tasks", nargs="+", required=True)
     parser.add_argument("--include-path")
     parser.add_argument("--limit", type=int, help="documents of each task")
     parser.add_argument("--rounds", type=int, default=5)
+    return parser
+
+
+def requests_of(given: argparse.Namespace) -> dict[str, list[Instance]]:
+    """lm-eval's requests of the tasks, by kind."""
+    tasks, folder = given.tasks, given.include_path
+    return instances(record(tasks, folder, limit=given.limit, num_fewshot=None, gen_kwargs={}, seed=None))
+
+
+def main() -> None:
+    """Prints a line for each round, and the medians of the ratios."""
+    parser = parser_of(str(__doc__))
     parser.add_argument("--num-threads", type=int, default=1)
     given = parser.parse_args()
-    recorded = record(given.tasks, given.include_path, limit=given.limit, num_fewshot=None, gen_kwargs={}, seed=None)
-    requests = instances(recorded)
+    requests = requests_of(given)
+    num_requests = sum(map(len, requests.values()))
     sessions: dict[str, Session] = {}
     for how in HOW:
         wall, cpu = clocks()
@@ -85,7 +100,7 @@ def main() -> None:
                 raise AssertionError("the worker's answers differ from those of this process")
             (wall, cpu), (more_wall, more_cpu) = before, after
             sys.stdout.write(
-                f"{'warm-up' if number == 0 else f'round {number}'}: {len(recorded)} requests; none {wall:.2f} s, "
+                f"{'warm-up' if number == 0 else f'round {number}'}: {num_requests} requests; none {wall:.2f} s, "
                 f"processor {cpu:.2f} s; process {more_wall:.2f} s, processor {more_cpu:.2f} s; "
                 f"load {os.getloadavg()[0]:.1f}\n"
             )

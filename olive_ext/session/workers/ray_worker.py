@@ -28,6 +28,11 @@ _STORE_BYTES = 128 << 20
 """Shared memory of a Ray that is started here: requests and results are small."""
 
 _CONNECT_S = 10
+_LOOK_S = 5.0
+_MOST_MISSED = 4
+"""Looks in a row, `_LOOK_S` apart, that miss the head of the cluster before it is gone: 20 s at most where its port
+refuses. After 60 s Ray ends the whole process, without a word."""
+
 _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
 
@@ -51,6 +56,9 @@ class _Cluster:
         self._lock = threading.Lock()
         self._is_ours = False
         self._num_actors = 0
+        self._head = ""
+        self._next_look = 0.0
+        self._num_missed = 0
         self._join()
 
     def actor(self, job: Job) -> Any:
@@ -71,8 +79,29 @@ class _Cluster:
             options["memory"] = resources.pop("memory")
         return self.ray.remote(_Actor).options(**options).remote(job)
 
+    def check(self) -> None:
+        """Raises `RunError` where the head is gone; to be called often. The workers are of no use then: none could be
+        replaced, and Ray would end this process."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_S
+                try:
+                    _connect(self._head)
+                    self._num_missed = 0
+                except OSError:
+                    self._num_missed += 1
+        if self._num_missed >= _MOST_MISSED:
+            raise RunError(
+                f"the head of the Ray cluster at {self._head} is gone: what was answered is kept where there is a "
+                "journal; run again on another cluster"
+            )
+
     def release(self, actor: Any) -> None:
-        """Ends the actor, and a Ray that has none left where it was started here."""
+        """Ends the actor, and a Ray that has none left where it was started here. Without its head nothing can be
+        ended: Ray's processes end by themselves."""
+        if self._num_missed >= _MOST_MISSED:
+            return
         with suppress(Exception):  # the cluster may be gone
             self.ray.kill(actor)
         with self._lock:
@@ -84,6 +113,7 @@ class _Cluster:
     def _join(self) -> None:
         """Joins the cluster at the address; without one, a Ray that the program has joined, or a new one here."""
         if self.ray.is_initialized():
+            self._note_head()
             return
         address, path = self.wanted.address, os.environ.get("PYTHONPATH", "")
         given: dict[str, Any] = {"runtime_env": dict(self.wanted.runtime_env)}
@@ -99,6 +129,12 @@ class _Cluster:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
             raise ConfigError(f"{where}: {first_line(error)}") from error
         self._is_ours = True
+        self._note_head()
+
+    def _note_head(self) -> None:
+        """Where the head listens; by a client's address ("ray://") it is not known, nor looked at."""
+        address = self.wanted.address or ""
+        self._head = address if "://" in address else self.ray.get_runtime_context().gcs_address
 
 
 class RayWorker:
@@ -129,6 +165,7 @@ class RayWorker:
         self._watchdog.begin(time.monotonic())
         reference = self._remote("run", which, list(requests))
         while not self._cluster.ray.wait([reference], timeout=_BEAT_S)[0]:
+            self._cluster.check()
             if self._watchdog.is_hung(time.monotonic(), self._num_steps()):
                 self.stop()
                 raise WorkerLostError("ended because it hung")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
 from tests.exports import genai_export
+from tests.exports.quickstart import TASKS, exported
 
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
@@ -158,3 +160,84 @@ print(json.dumps([lost, [output.logprob for output in scores], [output.text for 
     assert lost >= 1
     assert scores == [output.logprob for output in expected[0]]
     assert texts == [output.text for output in expected[1]]
+
+
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+MANY = [
+    ([20 + number % 9] * 30 + [3 + number % 50, 3 + number // 50 % 50, 3 + number // 2500, *range(10, 90)], [5, 6])
+    for number in range(10_000)
+]
+
+LONG_DRIVER = """
+import json, sys
+from olive_ext.errors import RunError
+from olive_ext.session.workers import ray_worker
+from tests.session.workers.test_ray_worker import MANY, open_tiny
+ray_worker._LOOK_S = 0.25
+with open_tiny(workers={"count": 2, "address": sys.argv[1]}) as session:
+    session.keep_answers(sys.argv[2])
+    print("open", flush=True)
+    try:
+        session.loglikelihood(MANY)
+    except RunError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, psutil.Process]]:
+    """Another cluster on this machine: its address, and its head's process."""
+    command = [sys.executable, "-c", CLUSTER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        address = starter.stdout.readline().strip()
+        children = psutil.Process(starter.pid).children(recursive=True)
+        (head,) = (child for child in children if child.name() == "gcs_server")
+        yield address, head
+        starter.communicate("", timeout=60)
+
+
+def test_without_the_head_a_run_ends_by_name_and_goes_on_elsewhere(
+    cluster: tuple[str, psutil.Process], tmp_path: Path
+) -> None:
+    """Looks are a quarter of a second apart; by default the driver has ended within a minute."""
+    address, head = cluster
+    command = [sys.executable, "-c", LONG_DRIVER, address, str(tmp_path / "answers")]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "open\n"
+    (journal,) = tmp_path.glob("answers_*.jsonl")
+    size = journal.stat().st_size
+    while journal.stat().st_size == size:
+        time.sleep(0.01)
+    head.kill()
+    _, told = driver.communicate(timeout=60)
+    assert driver.returncode == 1
+    assert told.splitlines()[-1].startswith(f"the head of the Ray cluster at {address} is gone")
+    with open_tiny(workers=2) as session:
+        session.keep_answers(tmp_path / "answers")
+        found = session.loglikelihood(MANY)
+        assert session.journal is not None
+        num_known = session.journal.num_known
+        assert 0 < num_known < len(MANY)
+        assert session.counters.requests == len(MANY) - num_known
+    with open_tiny() as session:
+        session.keep_answers(tmp_path / "others")
+        assert found == session.loglikelihood(MANY)
+
+
+def test_two_workers_are_timed_against_one_of_two_threads_and_of_one() -> None:
+    """The benchmark ends with its table; what it times is none of a test's business."""
+    command = [sys.executable, "-m", "docs.benchmarks.worker_speed", str(exported()), "--tasks", "quickstart_letters"]
+    command += ["--include-path", str(TASKS), "--limit", "20", "--rounds", "1"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert re.search(r"\| 1 worker of 2 threads \| [\d.]+ \| [\d.]+ \| [\d.]+ \([\d.]+ to [\d.]+\) \|", found.stdout)
