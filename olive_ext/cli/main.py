@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -46,8 +47,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | No
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - the last place that can make one line of it
-        hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
-        return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
+        return _failed(error)
 
 
 def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
@@ -58,6 +58,14 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
     status = (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
     sys.stdout.flush()
     return status
+
+
+def _failed(error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
+        name = str(error.filename)
+        return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
+    hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
+    return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
 
 
 def _quiet_libraries() -> None:

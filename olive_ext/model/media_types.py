@@ -58,11 +58,6 @@ class MediaEncoderSpec:
     placeholder: int
     """The token id that a row of features replaces."""
 
-    @property
-    def has_items(self) -> bool:
-        """Whether the first axis of its first input counts items, and may be larger than one by the graph."""
-        return len(self.inputs[0].shape) > 2 and not isinstance(self.inputs[0].shape[0], int)
-
 
 @dataclass(frozen=True)
 class MediaSpec:

@@ -162,3 +162,11 @@ print([name for name in {heavy} if name in sys.modules], seconds < 0.5)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[] True\n"
+
+
+@pytest.mark.parametrize("command", ["quickstart", "compare"])
+def test_name_that_no_file_can_have_is_a_mistake(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "a" * 5000]) == 2
+    line = capsys.readouterr().err
+    assert "aaa...' has 5,000 characters: too long for a file's name" in line
+    assert len(line) < 200
