@@ -89,7 +89,8 @@ def run_recipe(path: str, folder: Path) -> None:
     """`olive-ext run --config path` as the page has it, in a folder that has the repository's recipes."""
     if not (folder / "recipes").exists():
         (folder / "recipes").symlink_to(ROOT / "recipes")
-    command = [sys.executable, "-c", "from olive_ext.cli.main import main; main()", "run", "--config", path]
+    start = "import sys; from olive_ext.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "run", "--config", path]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
