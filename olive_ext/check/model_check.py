@@ -196,7 +196,8 @@ def _add_media(model: ResolvedModel, section: Section) -> None:
         section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
         section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
         section.add(f"{name} placeholder", encoder.placeholder)
-        section.add(f"{name} processor", *MediaProcessor(model.media, model.files).describe(load=True).values())
+        processor, file = MediaProcessor(model.media, model.files).processor_of(encoder.modality)
+        section.add(f"{name} processor", type(processor).__name__, file)
     if model.media.encoders:
         section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
         section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from olive_ext.errors import TaskError, UnreadableError, first_line
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from PIL import Image
 
 Given: TypeAlias = Any
@@ -49,14 +50,14 @@ def read_picture(given: Given) -> Image.Image:
         raise UnreadableError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
-def sendable(given: Given) -> Given:
-    """The same picture for a process that may not see this one's files. Raises `UnreadableError` where it is gone."""
+def sendable(given: Given, kind: str = "picture") -> Given:
+    """The same for a process that may not see this one's files. Raises `UnreadableError` where it is gone."""
     if not isinstance(given, (str, Path)):
         return given
     try:
         return Path(given).read_bytes()
     except OSError as error:
-        raise UnreadableError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise UnreadableError(f"{named(given, kind)} cannot be read as a {kind}: {first_line(error)}") from error
 
 
 def thumbnail(given: Given) -> str:
@@ -74,10 +75,10 @@ def blank(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height))
 
 
-def content_key(picture: Image.Image, settings: str) -> str:
-    """Digest of the pixels and of how they are prepared."""
-    digest = hashlib.sha256(f"{settings} {picture.size} ".encode())
-    digest.update(picture.tobytes())
+def content_key(content: Image.Image | npt.NDArray[Any], settings: str) -> str:
+    """Digest of pixels or samples and of how they are prepared."""
+    digest = hashlib.sha256(f"{settings} {content.size} ".encode())
+    digest.update(content.tobytes())
     return digest.hexdigest()
 
 
@@ -118,6 +119,6 @@ def _opened(given: Given) -> io.BytesIO | Path:
     raise UnreadableError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
 
 
-def named(given: Given) -> str:
-    """The picture in an error: by its path, where it has one."""
-    return f"the picture '{given}'" if isinstance(given, (str, Path)) else "a picture"
+def named(given: Given, kind: str = "picture") -> str:
+    """The picture or sound in an error: by its path, where it has one."""
+    return f"the {kind} '{given}'" if isinstance(given, (str, Path)) else f"a {kind}"

@@ -26,6 +26,8 @@ _IDS = {
 """Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
 
 
+_WHOLE = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
+
 Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
 """genai_config.json's `model` and config.json; each may be empty."""
 
@@ -54,7 +56,8 @@ def read_media(
         output = _output(files, proto, features[modality])
         inputs = tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, features[modality], interface, configs)
-        found.append(MediaEncoderSpec(modality, part, files, inputs, output, features[modality], placeholder))
+        real = _real_rows(proto, output)
+        found.append(MediaEncoderSpec(modality, part, files, inputs, output, features[modality], placeholder, real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = _faults([proto for _, proto in encoders.values()], configs)
     return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
@@ -98,6 +101,15 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
             f"'{feature.name}'"
         )
     return named or fitting[0]
+
+
+def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
+    """The output beside features [B, rows, size] that tells which rows are padding: a mask, or the number of the others.
+    Features [rows, size] have none."""
+    others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
+    told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
+    named = [tensor for tensor in told if any(word in tensor.name for word in ("mask", "length", "size"))]
+    return named[0] if named and len(output.shape) == 3 else None
 
 
 def _placeholder(

@@ -58,6 +58,10 @@ class MediaEncoderSpec:
     placeholder: int
     """The token id that a row of features replaces."""
 
+    real_rows: TensorSpec | None = None
+    """The output that tells which rows of the features are of the item and not of its padding: their number [B], or a
+    mask [B, rows]. None where all are."""
+
 
 @dataclass(frozen=True)
 class MediaSpec:

@@ -95,11 +95,11 @@ def make_source(
 def make_sources(
     tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
 ) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound. Raises `ConfigError` as `make_source` does, and
+    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Raises `ConfigError` as `make_source` does, and
     `TaskError` for a sound that cannot be read or is not taken."""
-    if not request.audio:
+    if not request.audio or encoding is None:
         return (make_source(tokenizer, request.source, encoding, max_length),)
-    if encoding is None or encoding.sound is None:
+    if encoding.sound is None:
         raise TaskError(NO_SOUND)
     if len(request.audio) > 1 or request.source is not None:
         given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"

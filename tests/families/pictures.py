@@ -38,25 +38,28 @@ AROUND = {
 class PictureReference:
     """One model: features, log-probabilities and greedy answers."""
 
+    around = AROUND
+
     def __init__(self, family: str, folder: Path) -> None:
         self.family = family
+        self.marker = MEDIA_FAMILIES[family].marker
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         load = transformers.AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        self.image_id = self.model.config.image_token_id
+        self.placeholder = self.model.config.image_token_id
         if family == "llava":
             self._as_exported()
 
     def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
         """The prompt's tokens, each marker replaced by a picture's placeholders as transformers' processors do it."""
         for image in images:
-            text = text.replace(MEDIA_FAMILIES[self.family].marker, "\0" + "\1" * self.num_tokens(image), 1)
-        image_text = self.tokenizer.decode([self.image_id])
-        begin, end = AROUND.get(self.family, ("", ""))
+            text = text.replace(self.marker, "\0" + "\1" * self.num_tokens(image), 1)
+        placeholder = self.tokenizer.decode([self.placeholder])
+        begin, end = self.around.get(self.family, ("", ""))
         parts = text.split("\0")
         whole = parts[0] + "".join(
-            f"{begin}{image_text * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
+            f"{begin}{placeholder * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
         )
         return list(self.tokenizer.encode(whole))
 
@@ -94,8 +97,8 @@ class PictureReference:
         found: dict[str, Any] = dict(self.arrays(images))
         found.pop("num_soft_tokens_per_image", None)
         tokens = torch.tensor([list(ids)])
-        if self.family.startswith("qwen") or self.family == "gemma4_vl":
-            found["mm_token_type_ids"] = (tokens == self.image_id).int()
+        if self.family.startswith(("qwen2_5_vl", "qwen3_5", "gemma4")):
+            found["mm_token_type_ids"] = (tokens == self.placeholder).int()
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
         return logits[0].double().log_softmax(-1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.media import Media, MediaItem
@@ -74,7 +75,7 @@ class Embedding:
         elem_type = value.element_type()
         if elem_type not in self._folds:
             self._folds[elem_type] = FeatureGraph(self._open_graph(fold_graph(elem_type)), self._device)
-        return self._folds[elem_type].run({"x": value}, rows=num_rows)
+        return self._folds[elem_type].run({"x": value}, rows=np.array([num_rows]))
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs each encoder on its `items`."""

@@ -21,8 +21,8 @@ from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.inputs import DTYPES, Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import ModelError, RunError
-from olive_ext.graph.standalone_graphs import FEATURES, cut_graph, join_graph
-from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
+from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -35,8 +35,11 @@ _ALIASES = {
     "input_features": "audio_features",
     "audio_values": "input_features",
     "grid_thw": "image_grid_thw",
+    "feature_attention_mask": "input_features_mask",
 }
 """The processor's name for what an exporter calls otherwise."""
+
+_COUNTED = {Modality.IMAGE: "image", Modality.AUDIO: "sound"}
 
 FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
@@ -91,7 +94,7 @@ class MediaEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name, counters = self.spec.modality.value, self.counters
+        name, counters = _COUNTED[self.spec.modality], self.counters
         return {
             f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
@@ -119,7 +122,7 @@ class MediaEncoder:
         features = self.features(rows.item)
         if rows.stop - rows.first == rows.item.num_tokens:
             return features
-        return self._cut.run({"x": features}, first=rows.first, stop=rows.stop)
+        return self._pick.run({"x": features}, rows=np.arange(rows.first, rows.stop))
 
     def features(self, item: MediaItem) -> ort.OrtValue:
         """[N, H] on the device."""
@@ -146,15 +149,19 @@ class MediaEncoder:
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
         binding.bind_output(self.spec.output.name, self._device.kind, self._device.index)
+        if self.spec.real_rows is not None:
+            binding.bind_output(self.spec.real_rows.name)
         self._session.run_with_iobinding(binding)
-        (features,) = binding.get_outputs()
-        *rows, _ = features.shape()
-        if prod(rows) != num_rows:
+        features, *told = binding.get_outputs()
+        *shape, _ = features.shape()
+        real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
+        if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {prod(rows)} rows of features for an {item.modality.value} that "
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for an {item.modality.value} that "
                 f"takes {num_rows} placeholders by its processor: they belong to different models or settings"
             )
-        return features if rows == [item.num_tokens] else self._cut.run({"x": features}, first=0, stop=item.num_tokens)
+        whole = shape == [item.num_tokens]
+        return features if whole else self._pick.run({"x": features}, rows=real_N[: item.num_tokens])
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
@@ -165,8 +172,8 @@ class MediaEncoder:
         return Feed(self._session, self._device, kept=1)
 
     @cached_property
-    def _cut(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
+    def _pick(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(pick_graph(self.spec.feature.elem_type)), self._device)
 
     @cached_property
     def _join(self) -> FeatureGraph:
@@ -180,16 +187,21 @@ class FeatureGraph:
         self._session = session
         self._device = device
 
-    def run(self, features: Mapping[str, ort.OrtValue], **numbers: int) -> ort.OrtValue:
+    def run(self, features: Mapping[str, ort.OrtValue], **numbers: Array) -> ort.OrtValue:
         binding = self._session.io_binding()
         for name, value in features.items():
             binding.bind_ortvalue_input(name, value)
-        for name, number in numbers.items():
-            binding.bind_cpu_input(name, np.array([number], np.int64))
+        for name, array in numbers.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array, np.int64))
         binding.bind_output(FEATURES, self._device.kind, self._device.index)
         self._session.run_with_iobinding(binding)
         (found,) = binding.get_outputs()
         return found
+
+
+def real_rows(told: Array) -> Array:
+    """The rows of one item's features that are not of its padding: by their number [1], or by a mask [1, rows]."""
+    return np.arange(int(told[0])) if told.ndim == 1 else np.flatnonzero(told)
 
 
 def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
