@@ -197,7 +197,7 @@ def _add_media(model: ResolvedModel, section: Section) -> None:
         section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
         section.add(f"{name} placeholder", encoder.placeholder)
         processor, file = MediaProcessor(model.media, model.files).processor_of(encoder.modality)
-        section.add(f"{name} processor", type(processor).__name__, file)
+        section.add(f"{name} processor", type(processor).__name__, str(file))
     if model.media.encoders:
         section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
         section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")

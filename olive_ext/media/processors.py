@@ -76,8 +76,8 @@ def load_sound_processor(folders: Iterable[Path]) -> tuple[Any, Path]:
                 raise ModelError(f"no processor can be made of '{file}': {first_line(error)}") from error
     looked = ", ".join(f"'{folder}'" for folder in folders)
     raise ModelError(
-        f"no processor of sound found: no {' or '.join(HF_FILES)} with a 'processor_class' and a feature extractor is in "
-        f"{looked}: put the original model's there"
+        f"no processor of sound found: no {' or '.join(HF_FILES)} with a 'processor_class' and a feature extractor is "
+        f"in {looked}: put the original model's there"
     )
 
 
@@ -91,7 +91,7 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
     asked = set(inspect.signature(made.__init__).parameters)
     extractor: Any = transformers.AutoFeatureExtractor.from_pretrained
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained
-    parts = {name: None for name in asked & {"image_processor", "video_processor"}}
+    parts = dict.fromkeys(asked & {"image_processor", "video_processor"})
     numbers = {name: content[name] for name in asked & content.keys() if isinstance(content[name], (int, float))}
     return lenient(feature_extractor=extractor(str(folder)), tokenizer=tokenizer(str(folder)), **parts, **numbers)
 

@@ -1,5 +1,5 @@
-"""Sound for a model that takes it among its tokens: samples, and the arrays that transformers' processor of the original
-model makes of them, with the number of placeholders.
+"""Sound for a model that takes it among its tokens: samples, and the arrays that transformers' processor of the
+original model makes of them, with the number of placeholders.
 
 Knows no prompt and no encoder. Axes: N samples.
 """

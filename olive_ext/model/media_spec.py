@@ -104,7 +104,7 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
 
 
 def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
-    """The output beside features [B, rows, size] that tells which rows are padding: a mask, or the number of the others.
+    """The output beside features [B, rows, size] that tells which rows are padding: a mask, or the number of others.
     Features [rows, size] have none."""
     others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
     told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]

@@ -53,8 +53,8 @@ class Converted(Generic[Output]):
 
 
 def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
-    """A decoder's prompt, and where its pictures and sounds are: ids as they are, text with the tokenizer's special tokens,
-    messages by the chat template, which writes its own special tokens."""
+    """A decoder's prompt, and where its pictures and sounds are: ids as they are, text with the tokenizer's special
+    tokens, messages by the chat template, which writes its own special tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
         tokens = tokenizer.encode(prompt)
@@ -123,8 +123,8 @@ def _generation(
 def scoring_tokens(
     tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
 ) -> tuple[list[int], list[int], Media]:
-    """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly; where one is
-    given as ids or messages, the other alone."""
+    """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly;
+    where one is given as ids or messages, the other alone."""
     context, target = request.context, request.target
     if isinstance(context, str) and isinstance(target, str):
         context_ids, target_ids = tokenizer.encode_pair(context, target)

@@ -95,8 +95,8 @@ def make_source(
 def make_sources(
     tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
 ) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Raises `ConfigError` as `make_source` does, and
-    `TaskError` for a sound that cannot be read or is not taken."""
+    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Raises `ConfigError` as
+    `make_source` does, and `TaskError` for a sound that cannot be read or is not taken."""
     if not request.audio or encoding is None:
         return (make_source(tokenizer, request.source, encoding, max_length),)
     if encoding.sound is None:

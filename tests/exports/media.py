@@ -151,8 +151,8 @@ RENAMED["qwen3_asr"] = (
     ("model.language_model.", "model."),
 )
 NESTED = {"qwen3_asr": ("thinker_config", {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]})}
-"""Where mobius 0.1.0 looks for what transformers 5 has at the top of config.json, as in the original checkpoint, and the
-rotary embedding there: of three positions, which are equal where all is sound and text."""
+"""Where mobius 0.1.0 looks for what transformers 5 has at the top of config.json, as in the original checkpoint, and
+the rotary embedding there: of three positions, which are equal where all is sound and text."""
 
 
 def _export(family: str, dtype: str, provider: str) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ AROUND = {
 class PictureReference:
     """One model: features, log-probabilities and greedy answers."""
 
-    around = AROUND
+    around: ClassVar = AROUND
 
     def __init__(self, family: str, folder: Path) -> None:
         self.family = family

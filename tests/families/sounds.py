@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ def sound(seed: int, num_samples: int) -> Sound:
 class SoundReference(PictureReference):
     """One model: features, log-probabilities and greedy answers behind sounds in place of pictures."""
 
-    around = {"gemma4_any": ("<boa>", "<eoa>"), "qwen3_asr": ("<|audio_start|>", "<|audio_end|>")}
+    around: ClassVar = {"gemma4_any": ("<boa>", "<eoa>"), "qwen3_asr": ("<|audio_start|>", "<|audio_end|>")}
 
     def __init__(self, family: str, folder: Path) -> None:
         self.family = family
