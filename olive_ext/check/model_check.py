@@ -144,8 +144,6 @@ def _add_files(model: ResolvedModel, section: Section) -> None:
     section.add("kind", model.kind, model.kind_reason)
     if model.kind == "hf":
         section.add("path", model.settings.model, "runs on transformers")
-        if model.media is not None:
-            section.add("takes", ", ".join(["text", *(found.value for found in model.media.modalities)]), "config.json")
         return
     files = model.files
     section.add("decoder", files.decoder, files.origins.get("decoder", ""))
