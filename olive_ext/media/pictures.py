@@ -75,9 +75,9 @@ def blank(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height))
 
 
-def content_key(content: Image.Image | npt.NDArray[Any], settings: str) -> str:
-    """Digest of pixels or samples and of how they are prepared."""
-    digest = hashlib.sha256(f"{settings} {content.size} ".encode())
+def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
+    """Digest of pixels or samples."""
+    digest = hashlib.sha256(f"{getattr(content, 'mode', 'sound')} {content.size} ".encode())
     digest.update(content.tobytes())
     return digest.hexdigest()
 
@@ -88,7 +88,7 @@ def media_digest(args: Sequence[Any]) -> str:
     def shown(value: Any) -> Any:
         from PIL import Image
 
-        return content_key(value, value.mode) if isinstance(value, Image.Image) else repr(value)
+        return content_key(value) if isinstance(value, Image.Image) else repr(value)
 
     return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
 

@@ -40,15 +40,17 @@ class PictureReference:
 
     around: ClassVar = AROUND
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, *, is_as_exported: bool = True) -> None:
+        """With `is_as_exported` it computes what the export is known to leave out or add."""
         self.family = family
+        self._is_as_exported = is_as_exported
         self.marker = MEDIA_FAMILIES[family].marker
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         load = transformers.AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self.placeholder = self.model.config.image_token_id
-        if family == "llava":
+        if family == "llava" and is_as_exported:
             self._as_exported()
 
     def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
@@ -99,6 +101,8 @@ class PictureReference:
         tokens = torch.tensor([list(ids)])
         if self.family.startswith(("qwen2_5_vl", "qwen3_5", "gemma4")):
             found["mm_token_type_ids"] = (tokens == self.placeholder).int()
+        if self.family == "gemma3" and not self._is_as_exported:
+            found["token_type_ids"] = (tokens == self.placeholder).int()
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
         return logits[0].double().log_softmax(-1)

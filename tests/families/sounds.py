@@ -35,7 +35,7 @@ class SoundReference(PictureReference):
     around: ClassVar = {"gemma4_any": ("<boa>", "<eoa>"), "qwen3_asr": ("<|audio_start|>", "<|audio_end|>")}
 
     def __init__(self, family: str, folder: Path) -> None:
-        self.family = family
+        self.family, self._is_as_exported = family, True
         self.marker = SOUND_FAMILIES[family].marker
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
