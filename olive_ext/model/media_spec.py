@@ -72,7 +72,7 @@ def _faults(encoders: Iterable[onnx.ModelProto], configs: Configs) -> tuple[str,
             "sees those before it: its numbers behind pictures are not the original's"
         )
     weights = {tensor.name for proto in encoders for tensor in proto.graph.initializer}
-    norm = next((name for name in weights if "post_layernorm" in name), None)
+    norm = min((name for name in weights if "post_layernorm" in name), default=None)
     if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
         found.append(
             f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "

@@ -102,7 +102,7 @@ class ResolvedModel:
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
-        is_free = not self.came_up and self.providers[0].origin in ("genai_config.json", "default")
+        is_free = not self.came_up and self.providers[0].origin in (GENAI_CONFIG, "default")
         own = resolve_providers(
             asked,
             genai_config=self.files.genai_config if is_free else None,

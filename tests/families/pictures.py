@@ -29,6 +29,7 @@ AROUND = {
     "gemma4_vl": ("<boi>", "<eoi>"),
     "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+    "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
     "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
 }
 """What stands around a picture's placeholders."""

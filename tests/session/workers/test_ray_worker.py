@@ -110,17 +110,22 @@ with open_tiny(**given) as session:
 """
 
 
+def wait_for_answers(driver: subprocess.Popen[str], folder: Path) -> None:
+    """Until the driver's journal in `folder` has got some."""
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "open\n"
+    (journal,) = folder.glob("answers_*.jsonl")
+    size = journal.stat().st_size
+    while journal.stat().st_size == size:
+        time.sleep(0.01)
+
+
 def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Path) -> None:
     before = {process.pid for process in actors()}
     given = json.dumps({"workers": 2})
     command = [sys.executable, "-c", DRIVER, given, str(tmp_path / "answers")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RAY_ADDRESS": ""})
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "open\n"
-    (journal,) = tmp_path.glob("answers_*.jsonl")
-    size = journal.stat().st_size
-    while journal.stat().st_size == size:
-        time.sleep(0.01)
+    wait_for_answers(driver, tmp_path)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     deadline = time.monotonic() + 60
@@ -212,12 +217,7 @@ def test_without_the_head_a_run_ends_by_name_and_goes_on_elsewhere(
     address, head = cluster
     command = [sys.executable, "-c", LONG_DRIVER, address, str(tmp_path / "answers")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "open\n"
-    (journal,) = tmp_path.glob("answers_*.jsonl")
-    size = journal.stat().st_size
-    while journal.stat().st_size == size:
-        time.sleep(0.01)
+    wait_for_answers(driver, tmp_path)
     head.kill()
     _, told = driver.communicate(timeout=60)
     assert driver.returncode == 1
