@@ -194,7 +194,9 @@ def _add_media(model: ResolvedModel, section: Section) -> None:
         section.add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
         section.add(f"{name} provider", provider.name, provider.origin)
         section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
-        section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
+        shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
+        real = encoder.real_rows
+        section.add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
         section.add(f"{name} placeholder", encoder.placeholder)
         processor, file = MediaProcessor(model.media, model.files).processor_of(encoder.modality)
         section.add(f"{name} processor", type(processor).__name__, str(file))

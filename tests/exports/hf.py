@@ -253,6 +253,22 @@ FAMILIES = {
         },
         auto="AutoModelForImageTextToText",
     ),
+    # Features of inner layers of the tower are added to the decoder's first layers; mobius 0.1.0 leaves them out.
+    "qwen3_vl": Family(
+        "Qwen3VLConfig",
+        {
+            "text_config": {
+                **_SHAPE,
+                "tie_word_embeddings": True,
+                "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+            },
+            "vision_config": {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            **_QWEN_IDS,
+            **_IDS,
+            "tie_word_embeddings": True,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
     # Three layers of four keep a convolution's and a recurrence's state instead of KV.
     "qwen3_5": Family(
         "Qwen3_5Config",

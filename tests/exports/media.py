@@ -100,6 +100,7 @@ MEDIA_FAMILIES = {
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
     "qwen3_5": _QWEN,
+    "qwen3_vl": _QWEN,
     "qwen2_5_vl_genai": replace(_QWEN, source="qwen2_5_vl"),
 }
 

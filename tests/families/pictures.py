@@ -31,6 +31,7 @@ AROUND = {
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
     "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
     "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
+    "qwen3_vl": ("<|vision_start|>", "<|vision_end|>"),
 }
 """What stands around a picture's placeholders."""
 
@@ -50,7 +51,7 @@ class PictureReference:
         load = transformers.AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self.placeholder = self.model.config.image_token_id
-        if family == "llava" and is_as_exported:
+        if family in ("llava", "qwen3_vl") and is_as_exported:
             self._as_exported()
 
     def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
@@ -66,9 +67,13 @@ class PictureReference:
         return list(self.tokenizer.encode(whole))
 
     def _as_exported(self) -> None:
-        """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out; without that nothing would be equal.
-        (Gemma 3's pictures, which it makes causal, need no more than the `token_type_ids` that are left out here.)"""
+        """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out, and leaves out what Qwen3-VL adds to the
+        decoder's first layers; without that nothing would be equal. (Gemma 3's pictures, which it makes causal, need no
+        more than the `token_type_ids` that are left out here.)"""
         model = self.model.model
+        if self.family == "qwen3_vl":
+            model.language_model._deepstack_process = lambda hidden, *_: hidden
+            return
         norm = model.vision_tower.post_layernorm
         model.multi_modal_projector.register_forward_pre_hook(lambda _, inputs: (norm(inputs[0]),))
 
@@ -99,7 +104,7 @@ class PictureReference:
         found: dict[str, Any] = dict(self.arrays(images))
         found.pop("num_soft_tokens_per_image", None)
         tokens = torch.tensor([list(ids)])
-        if self.family.startswith(("qwen2_5_vl", "qwen3_5", "gemma4")):
+        if self.family.startswith(("qwen2_5_vl", "qwen3_5", "qwen3_vl", "gemma4")):
             found["mm_token_type_ids"] = (tokens == self.placeholder).int()
         if self.family == "gemma3" and not self._is_as_exported:
             found["token_type_ids"] = (tokens == self.placeholder).int()

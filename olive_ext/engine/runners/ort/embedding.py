@@ -39,7 +39,7 @@ class Embedding:
         self._device = device
         self._feed = Feed(session, device)
         self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
-        taken = {encoder.spec.feature for encoder in encoders}
+        taken = {tensor for encoder in encoders for tensor in encoder.spec.features}
         self._unused = [tensor for tensor in spec.features if tensor not in taken]
         self._open_graph = open_graph
         self._folds: dict[int, FeatureGraph] = {}

@@ -26,6 +26,7 @@ from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
 Array = npt.NDArray[Any]
+Tensors = tuple[ort.OrtValue, ...]
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 
@@ -73,16 +74,21 @@ class MediaEncoder:
         self._open_session = open_session
         self._open_graph = open_graph
         self.budget = budget
-        self._kept: OrderedDict[str, ort.OrtValue] = OrderedDict()
+        self._kept: OrderedDict[str, Tensors] = OrderedDict()
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's input; none for text.
+        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
 
         With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
         """
-        tensor = self.spec.feature
-        parts = [self._rows(rows) for rows in wanted]
+        found = [self._rows(rows) for rows in wanted]
         fed = sum(rows.stop - rows.first for rows in wanted)
+        for place, tensor in enumerate(self.spec.features):
+            self._bind(binding, tensor, [parts[place] for parts in found], fed, num_tokens)
+
+    def _bind(
+        self, binding: ort.IOBinding, tensor: TensorSpec, parts: list[ort.OrtValue], fed: int, num_tokens: int
+    ) -> None:
         if not parts or (self._shapes.is_bucketed and fed < num_tokens):
             size = num_tokens - fed if self._shapes.is_bucketed else 0
             parts.append(zeros([size, int(tensor.shape[1])], tensor.elem_type))
@@ -116,16 +122,19 @@ class MediaEncoder:
 
     @property
     def _num_bytes(self) -> int:
-        return sum(_nbytes(value) for value in self._kept.values())
+        return sum(_nbytes(value) for features in self._kept.values() for value in features)
 
-    def _rows(self, rows: FeatureRows) -> ort.OrtValue:
+    def _rows(self, rows: FeatureRows) -> Tensors:
         features = self.features(rows.item)
         if rows.stop - rows.first == rows.item.num_tokens:
             return features
-        return self._pick.run({"x": features}, rows=np.arange(rows.first, rows.stop))
+        return self._picked(features, np.arange(rows.first, rows.stop))
 
-    def features(self, item: MediaItem) -> ort.OrtValue:
-        """[N, H] on the device."""
+    def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
+        return tuple(self._pick.run({"x": value}, rows=rows) for value in features)
+
+    def features(self, item: MediaItem) -> Tensors:
+        """[N, H] on the device, one for each of the embedding graph's inputs."""
         features = self._kept.get(item.key)
         if features is not None:
             self._kept.move_to_end(item.key)
@@ -139,8 +148,8 @@ class MediaEncoder:
             self.counters.evicted += 1
         return features
 
-    def _encode(self, item: MediaItem) -> ort.OrtValue:
-        """[N, H] of one item: the one way in which the encoder is run, beforehand and in an evaluation."""
+    def _encode(self, item: MediaItem) -> Tensors:
+        """[N, H] of each output for one item: the one way in which an encoder runs, beforehand and in an evaluation."""
         arrays = item.load()
         exact = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
         inputs, num_rows = self._shapes.padded(exact, item)
@@ -148,20 +157,22 @@ class MediaEncoder:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
-        binding.bind_output(self.spec.output.name, self._device.kind, self._device.index)
+        for output in self.spec.outputs:
+            binding.bind_output(output.name, self._device.kind, self._device.index)
         if self.spec.real_rows is not None:
             binding.bind_output(self.spec.real_rows.name)
         self._session.run_with_iobinding(binding)
-        features, *told = binding.get_outputs()
-        *shape, _ = features.shape()
+        returned = binding.get_outputs()
+        features, told = tuple(returned[: len(self.spec.outputs)]), returned[len(self.spec.outputs) :]
+        *shape, _ = features[0].shape()
         real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
         if len(real_N) != num_rows:
             raise RunError(
                 f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for an {item.modality.value} that "
                 f"takes {num_rows} placeholders by its processor: they belong to different models or settings"
             )
-        whole = shape == [item.num_tokens]
-        return features if whole else self._pick.run({"x": features}, rows=real_N[: item.num_tokens])
+        is_whole = all(value.shape()[:-1] == [item.num_tokens] for value in features)
+        return features if is_whole else self._picked(features, real_N[: item.num_tokens])
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
