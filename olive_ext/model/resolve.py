@@ -220,6 +220,11 @@ class ResolvedModel:
         """How texts that are scored share steps."""
         return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
 
+    def scored_one_by_one(self, problem: str) -> Decision:
+        """How texts are scored where `problem` speaks against packed steps or tree batches."""
+        reason = f"{decisions.ONE_BY_ONE}: {problem}"
+        return decisions.one_by_one(self.settings.engine, self.device.kind, self.spec, self.buckets, reason)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
