@@ -225,9 +225,7 @@ def _shared_steps(config: EngineConfig, device: str, spec: DecoderSpec, buckets:
     return Decision("scoring", "branches", f"{config.scoring}: until there has been enough work to measure", "tried")
 
 
-def one_by_one(
-    config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan, reason: str
-) -> Decision:
+def one_by_one(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan, reason: str) -> Decision:
     """How texts are scored that share no steps for `reason`: the short ones do nevertheless, where that can be."""
     if against_answers(config, device, spec, buckets):
         return Decision("scoring", "rows", reason)

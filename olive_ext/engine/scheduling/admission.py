@@ -64,8 +64,7 @@ class Admission:
 
     @staticmethod
     def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:
-        """Whether it has up to `most` tokens, and only text, behind those that it shares: what is fed one token a step.
-        """
+        """Whether it has up to `most` tokens behind those that it shares, all text: it is fed one token a step."""
         is_text = not sequence.media or sequence.media[-1].stop <= num_shared
         return sequence.generation is None and sequence.end - num_shared <= most and is_text
 

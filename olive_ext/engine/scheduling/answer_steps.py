@@ -32,6 +32,7 @@ MIN_ANSWERS = 20 * REPEATS * 4
 MARGIN = 0.95
 """Answers share steps where that costs less than this part of what one step for each costs."""
 
+
 @dataclass(frozen=True)
 class AnswerCost:
     """Seconds: of a step with one row, `alone`, and of each token in it; of a step with a token in every slot,
@@ -51,8 +52,8 @@ class AnswerCost:
 
 
 TYPICAL = AnswerCost(alone=1.0, per_token=1 / 256, together=1.1, copy=0.1)
-"""The rule, in units of a step's cost: on a device a step of a few tokens costs what it takes to read the weights, and a
-copy what it takes to read one slot."""
+"""The rule, in units of a step's cost: on a device a step of a few tokens costs what it takes to read the weights, and
+a copy what it takes to read one slot."""
 
 
 class AnswerSteps:

@@ -44,8 +44,8 @@ class Slots:
         row_group: int = 1,
     ) -> None:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
-        share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that one must
-        save. `row_group`: what is shared is a multiple of so many tokens."""
+        share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
+        must save. `row_group`: what is shared is a multiple of so many tokens."""
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks

@@ -97,7 +97,8 @@ class ScoringSteps:
 
     def describe(self) -> Mapping[str, Any]:
         """The form, the reason, and what was measured (seconds)."""
-        form = "branches" if self.size else "packed" if self._is_packed else "answers" if self.answers.tokens else "rows"
+        alone = "answers" if self.answers.tokens else "rows"
+        form = "branches" if self.size else "packed" if self._is_packed else alone
         reason = self.answers.reason if self.answers.is_possible else self._choice.reason
         facts = {"scoring": form, "scoring_step": self.size, "scoring_reason": reason, **self.answers.describe()}
         if self._cost is None or self._cost is TYPICAL:
