@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import UnreadableError, first_line
+from olive_ext.errors import MediaError, first_line
 from olive_ext.media.processors import folders_of, load_sound_processor
 from olive_ext.media.sound import Given, Samples, read_samples
 from olive_ext.model.types import ModelFiles
@@ -42,7 +42,7 @@ class SoundItems:
         return self._loaded[1]
 
     def read(self, given: Given) -> Samples:
-        """The samples of a sound that a user gave. Raises `UnreadableError` for one that cannot be read, or that has
+        """The samples of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
         another rate than the model takes."""
         return read_samples(given, int(self.extractor.sampling_rate))
 
@@ -52,7 +52,7 @@ class SoundItems:
         return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]
 
     def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
-        """The arrays for the encoder and the number of placeholders. Raises `UnreadableError` for a sound that the
+        """The arrays for the encoder and the number of placeholders. Raises `MediaError` for a sound that the
         processor refuses, or of which it would drop the end."""
         processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
         text = processor.audio_token
@@ -60,7 +60,7 @@ class SoundItems:
             found = processor(text=[text], audio=[samples_N], sampling_rate=rate, return_tensors="pt")
         except Exception as error:
             seconds = len(samples_N) / rate
-            raise UnreadableError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
+            raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
         placeholder = processor.tokenizer.convert_tokens_to_ids(text)
         arrays = {name: np.asarray(value) for name, value in found.items() if name not in _TEXT}
         self._refuse_cut(samples_N, arrays, rate)
@@ -74,7 +74,7 @@ class SoundItems:
             return
         covered = int(np.count_nonzero(mask)) * hop
         if covered + rate // 10 < len(samples_N):
-            raise UnreadableError(
+            raise MediaError(
                 f"a sound of {len(samples_N) / rate:.1f} s is longer than the {covered / rate:.1f} s that this model "
                 "takes: cut it"
             )

@@ -62,7 +62,7 @@ def _deepstack(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[
     if layers and len(encoder.graph.output) == 1:
         yield (
             f"the original model adds the features of the vision tower's layers {layers} to its first layers "
-            f"(deepstack); this encoder returns '{encoder.graph.output[0].name}' alone: its numbers behind pictures are "
+            f"(deepstack); this encoder returns '{encoder.graph.output[0].name}' alone: numbers behind pictures are "
             "not the original's"
         )
 
