@@ -153,7 +153,7 @@ class Request:
     @property
     def num_positions(self) -> int:
         """Positions it occupies at most: the last token, scored or generated, is not fed."""
-        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation else 0)
+        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation is not None else 0)
 
 
 class FinishReason(str, Enum):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +51,6 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
-        self._begun: Future[StepOutput] | None = None
 
     @property
     def traits(self) -> Traits:
@@ -82,21 +80,10 @@ class StepLoop:
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
-        traits = self.traits
-        for key, request in items:
-            if request.num_positions > traits.context_length:
-                raise OliveExtError(
-                    f"request {key!r} needs {request.num_positions} positions; the model has {traits.context_length} "
-                    "(max_length)"
-                )
-            self._runner.check_source(request.source)
-            self._tap.check_source(request.source)
-            self._runner.check_media(request.media)
-            if request.generation is not None and request.generation.beams is not None:
-                self._runner.check_beams(request.generation.num_slots)
-            self._tap.check_media(request.media)
-        items = [(key, self._media_ids.put(request)) for key, request in items]
-        plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
+        self._check(items)
+        if [True for _, request in items if request.media]:
+            items = [(key, self._media_ids.put(request)) for key, request in items]
+        plan: Plan = make_plan(items, can_share=self.traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache
         positions, cells = self._needed([request for _, request in items])
@@ -113,17 +100,16 @@ class StepLoop:
         """Takes in one step; the answers that are now complete. The step behind it begins before this one is read,
         where the scheduler knows it."""
         scheduler = self._scheduler
-        present, self._begun = self._begun, None
         if not scheduler.is_planned:
             scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
-            present = present or self._thread.begin(scheduler.present, is_overlapped=False)
-            self._begun = self._thread.begin(overlapped, is_overlapped=True)
+            if not self._thread.num_begun:
+                self._thread.begin(scheduler.present, is_overlapped=False)
+            self._thread.begin(overlapped, is_overlapped=True)
         try:
-            output = self.run(scheduler.present) if present is None else present.result()
+            output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
         except MemoryShortageError as error:
-            self._begun = None  # behind a step that failed none has run: the overlapped one is run again
-            self.settle()
+            self.settle()  # behind a step that failed none has run: the overlapped one is run again
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
 
@@ -148,7 +134,6 @@ class StepLoop:
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
-        self._begun = None
         self._cells = 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
@@ -163,6 +148,24 @@ class StepLoop:
         """The sizes of steps, and the reasons."""
         facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
         return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
+
+    def _check(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        """Raises `OliveExtError` for a request that the model cannot take; each source is looked at once."""
+        longest = self.traits.context_length
+        for key, request in items:
+            if request.num_positions > longest:
+                raise OliveExtError(
+                    f"request {key!r} needs {request.num_positions} positions; the model has {longest} (max_length)"
+                )
+        for source in dict.fromkeys([request.source for _, request in items]):
+            self._runner.check_source(source)
+            self._tap.check_source(source)
+        for media in [request.media for _, request in items if request.media]:
+            self._runner.check_media(media)
+            self._tap.check_media(media)
+        generations = [request.generation for _, request in items if request.generation is not None]
+        for num_beams in {found.num_slots for found in generations if found.beams is not None}:
+            self._runner.check_beams(num_beams)
 
     def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Positions of a slot, and cells of the shared-prefix cache."""

@@ -28,6 +28,8 @@ class Admission:
         self._counters = counters
         self._waiting: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
+        self.wanted: set[int] = set()
+        """Slots whose content waiting sequences share."""
 
     @property
     def num_waiting(self) -> int:
@@ -42,10 +44,12 @@ class Admission:
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
             if sequence.parent is not None:
                 sequence.parent.num_children -= 1
+                self._note_children(sequence.parent)
             limit = self._most_shared(sequence)
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted())
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted)
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
+            self._note_children(sequence)
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.copy is not None
@@ -64,10 +68,10 @@ class Admission:
     def _next(self) -> Sequence | None:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
         sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
-        wanted = self.wanted()
+        is_idle = self._slots.is_idle
         for place in range(min(len(self._waiting), LOOK_AHEAD)):
             sequence = self._waiting[place]
-            has_slot = self._slots.is_idle or self._has_slot(sequence, wanted)
+            has_slot = is_idle or self._has_slot(sequence)
             if has_slot and not self._is_prefix_due(sequence):
                 del self._waiting[place]
                 return sequence
@@ -75,15 +79,20 @@ class Admission:
                 return None  # others would take the slots that it waits for, one by one
         return None
 
-    def wanted(self) -> set[int]:
-        """Slots whose content waiting sequences share."""
-        return {slot for slot, last in self._last.items() if last.num_children}
+    def _note_children(self, sequence: Sequence) -> None:
+        """Whether waiting sequences share the content of this one's slot, unless another one has it now."""
+        if self._last.get(sequence.slot) is not sequence:
+            return
+        if sequence.num_children:
+            self.wanted.add(sequence.slot)
+        else:
+            self.wanted.discard(sequence.slot)
 
-    def _has_slot(self, sequence: Sequence, wanted: set[int]) -> bool:
+    def _has_slot(self, sequence: Sequence) -> bool:
         """Whether there is a slot that may be overwritten; that of the parent whose last child this is, too."""
         parent = sequence.parent
-        is_last = parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent
-        if is_last and parent is not None:
+        wanted = self.wanted
+        if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
             wanted = wanted - {parent.slot}
         is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
         return is_kept and self._slots.num_free(wanted) >= sequence.num_slots

@@ -7,13 +7,13 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
-from olive_ext.engine.step import Copy
+from olive_ext.engine.step import Copy, Row
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
@@ -44,6 +44,7 @@ class Slots:
     ) -> None:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
         save. `row_group`: what is shared is a multiple of so many tokens."""
+        self.num_slots = num_slots
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
@@ -55,10 +56,6 @@ class Slots:
         self._used_at = [0] * num_slots
         self._clock = 0
         self._busy: set[int] = set()
-
-    @property
-    def num_slots(self) -> int:
-        return len(self._lengths)
 
     @property
     def has_free(self) -> bool:
@@ -127,13 +124,19 @@ class Slots:
         self._sources[target] = self._sources[source]
         return Copy(source, target, length, num_equal)
 
-    def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
-        """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
-        start = self._lengths[slot]
-        if is_checkpoint:
-            self._checkpoints[slot].append(start + len(tokens))
-        self._lengths[slot] = start + len(tokens)
-        self._tokens_SP[slot, start : start + len(tokens)] = integers(tokens)
+    def extend(self, fed: Iterable[tuple[Row, Sequence[int]]]) -> None:
+        """Adds the tokens that are fed to each row to what is resident in its slot. At a checkpoint its content up to
+        there is kept."""
+        for row, tokens in fed:
+            slot, length = row.slot, len(tokens)
+            start = self._lengths[slot]
+            if row.is_checkpoint:
+                self._checkpoints[slot].append(start + length)
+            self._lengths[slot] = start + length
+            if length == 1:
+                self._tokens_SP[slot, start] = tokens[0]
+            else:
+                self._tokens_SP[slot, start : start + length] = integers(tokens)
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""

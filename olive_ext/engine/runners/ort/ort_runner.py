@@ -146,14 +146,17 @@ class OrtRunner(Runner):
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
-        shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-        with named_ort_failures(f"on a step of {shape}"):
+        try:
             for copy in step.copies:
                 self._kv.copy(copy)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
+        except Exception as error:
+            first = step.rows[0]
+            shape = f"{len(step.rows)} x {len(first.tokens)} tokens behind {first.past} positions"
+            raise named_failure(error, f"on a step of {shape}") from error
 
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
@@ -271,15 +274,20 @@ def _grown(capacity: int, wanted: int) -> int:
 
 @contextmanager
 def named_ort_failures(doing: str) -> Iterator[None]:
-    """Turns errors of ONNX Runtime, which raises its own classes, and RuntimeError from its allocators, into
-    `MemoryShortageError` or `RunError`."""
+    """Turns errors of ONNX Runtime into `MemoryShortageError` or `RunError`."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
-            raise
-        kind = MemoryShortageError if is_memory_error(error) else RunError
-        raise kind(f"ONNX Runtime failed {doing}: {reason_of(error)}") from error
+        raise named_failure(error, doing) from error
+
+
+def named_failure(error: Exception, doing: str) -> Exception:
+    """`MemoryShortageError` or `RunError` in place of what ONNX Runtime raises: its own classes, and RuntimeError from
+    its allocators. Raises any other `error` as it is."""
+    if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+        raise error
+    kind = MemoryShortageError if is_memory_error(error) else RunError
+    return kind(f"ONNX Runtime failed {doing}: {reason_of(error)}")
 
 
 def is_memory_error(error: Exception) -> bool:
