@@ -6,7 +6,7 @@ Knows no order of requests and no results; where memory does not suffice for a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,20 +73,25 @@ class StepLoop:
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
-        positions, cells = self._needed(requests)
+        positions, cells = self._needed(*_longest(requests))
         capacity = self.capacity
         is_reserved = positions <= capacity.positions and cells <= capacity.cells
         return is_reserved or not self._scheduler.has_work
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
-        self._check(items)
-        if [True for _, request in items if request.media]:
+        requests = [request for _, request in items]
+        scored, generated = _longest(requests)
+        if max(scored, generated) > (most := self.traits.context_length):
+            key, needed = next((key, found.num_positions) for key, found in items if found.num_positions > most)
+            raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
+        self._check(requests)
+        if [True for request in requests if request.media]:
             items = [(key, self._media_ids.put(request)) for key, request in items]
         plan: Plan = make_plan(items, can_share=self.traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache
-        positions, cells = self._needed([request for _, request in items])
+        positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
         self._cells = max(self._cells, cells)
         if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self._in_use, self._steps.size):
@@ -149,33 +154,26 @@ class StepLoop:
         facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
         return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
 
-    def _check(self, items: Sequence[tuple[Hashable, Request]]) -> None:
-        """Raises `OliveExtError` for a request that the model cannot take; each source is looked at once."""
-        longest = self.traits.context_length
-        for key, request in items:
-            if request.num_positions > longest:
-                raise OliveExtError(
-                    f"request {key!r} needs {request.num_positions} positions; the model has {longest} (max_length)"
-                )
-        for source in dict.fromkeys([request.source for _, request in items]):
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
+        for source in dict.fromkeys([request.source for request in requests]):
             self._runner.check_source(source)
             self._tap.check_source(source)
-        for media in [request.media for _, request in items if request.media]:
+        for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
-        generations = [request.generation for _, request in items if request.generation is not None]
+        generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
 
-    def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
-        """Positions of a slot, and cells of the shared-prefix cache."""
+    def _needed(self, scored: int, generated: int) -> tuple[int, int]:
+        """Positions of a slot, and cells of the shared-prefix cache, for requests of these lengths."""
+        context_length = self.traits.context_length
         if not self._steps.size:
-            most, group = _most_positions(requests), self.traits.row_group
-            return min(most + -most % group, self.traits.context_length), 0
-        scored = [request for request in requests if request.generation is None]
-        cells = FIRST_CELL + _most_positions(scored) + self._steps.size if scored else 0
-        cells = min(cells, CELLS_PER_POSITION * self.traits.context_length)
-        return _most_positions(request for request in requests if request.generation is not None), cells
+            most, group = max(scored, generated), self.traits.row_group
+            return min(most + -most % group, context_length), 0
+        cells = FIRST_CELL + scored + self._steps.size if scored else 0
+        return generated, min(cells, CELLS_PER_POSITION * context_length)
 
     def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
         """The output of a step that is too large for the memory, run in two parts.
@@ -212,5 +210,8 @@ class StepLoop:
         return scheduler
 
 
-def _most_positions(requests: Iterable[Request]) -> int:
-    return max((request.num_positions for request in requests), default=0)
+def _longest(requests: Sequence[Request]) -> tuple[int, int]:
+    """Most positions of a request that is scored only, and of one that generates; 0 where there is none."""
+    found = [(request.generation is None, request.num_positions) for request in requests]
+    scored = max([positions for is_scored, positions in found if is_scored], default=0)
+    return scored, max([positions for is_scored, positions in found if not is_scored], default=0)

@@ -68,10 +68,10 @@ class Admission:
     def _next(self) -> Sequence | None:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
         sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
-        is_idle = self._slots.is_idle
+        is_idle, num_free = self._slots.is_idle, self._slots.num_free(self.wanted)
         for place in range(min(len(self._waiting), LOOK_AHEAD)):
             sequence = self._waiting[place]
-            has_slot = is_idle or self._has_slot(sequence)
+            has_slot = is_idle or self._has_slot(sequence, num_free)
             if has_slot and not self._is_prefix_due(sequence):
                 del self._waiting[place]
                 return sequence
@@ -88,14 +88,15 @@ class Admission:
         else:
             self.wanted.discard(sequence.slot)
 
-    def _has_slot(self, sequence: Sequence) -> bool:
-        """Whether there is a slot that may be overwritten; that of the parent whose last child this is, too."""
-        parent = sequence.parent
-        wanted = self.wanted
+    def _has_slot(self, sequence: Sequence, num_free: int) -> bool:
+        """Whether there is a slot that may be overwritten: one of those that are free and not wanted, or that of the
+        parent whose last child this is."""
+        parent, num_wanted = sequence.parent, len(self.wanted)
         if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
-            wanted = wanted - {parent.slot}
-        is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
-        return is_kept and self._slots.num_free(wanted) >= sequence.num_slots
+            num_wanted -= 1
+            num_free += self._slots.is_free(parent.slot)
+        is_kept = not sequence.num_children or 2 * num_wanted < self._slots.num_slots
+        return is_kept and num_free >= sequence.num_slots
 
     def _is_prefix_due(self, sequence: Sequence) -> bool:
         """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""

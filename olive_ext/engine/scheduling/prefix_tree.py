@@ -106,4 +106,8 @@ def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Seque
             place += 1
         record = request.records[target] if request.records else -1
         read = Read(request.tokens[first + target], answer, target, record)
-        owners[place][1].reads.setdefault(position, []).append(read)
+        reads = owners[place][1].reads
+        if position in reads:
+            reads[position].append(read)
+        else:
+            reads[position] = [read]

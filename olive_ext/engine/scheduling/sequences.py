@@ -66,7 +66,7 @@ class Answer:
 
     def result(self) -> Result:
         assert self.finish_reason is not None
-        assert self.is_complete
+        assert not self._num_missing
         scores = tuple(self._logprobs), tuple(self._is_greedy)
         ended = self.finish_reason, self.stop_id
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
@@ -133,6 +133,9 @@ class Sequence:
         self.num_slots = 1 if self.generation is None else self.generation.num_slots
         """Slots that it needs: one for each of its beams."""
 
+        self.needs_rows = self.generation is not None and self.generation.needs_rows
+        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
+
     @property
     def pending(self) -> int:
         return self.end - self.computed
@@ -140,11 +143,6 @@ class Sequence:
     @property
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
-
-    @cached_property
-    def needs_rows(self) -> bool:
-        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
-        return self.generation is not None and self.generation.needs_rows
 
     @cached_property
     def decoding(self) -> Reading:

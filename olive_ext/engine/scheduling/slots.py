@@ -66,6 +66,9 @@ class Slots:
         """Whether none is taken."""
         return not self._busy
 
+    def is_free(self, slot: int) -> bool:
+        return slot not in self._busy
+
     def num_free(self, wanted: set[int]) -> int:
         """Free slots that are not `wanted`."""
         return self.num_slots - len(self._busy | wanted)
@@ -157,8 +160,8 @@ class Slots:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
-        equal = (equal_S - equal_S % self._row_group).tolist()
+        equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
+        equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
         if not self._can_rewind:
             equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
         return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]

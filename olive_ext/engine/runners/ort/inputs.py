@@ -70,12 +70,16 @@ class Layout:
         """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
         ends with the longest row."""
         tokens = [row.tokens for row in rows]
-        tokens_N, lengths = integers(chain.from_iterable(tokens)), np.array(list(map(len, tokens)))
+        tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
         past = positions_N = np.array([row.past for row in rows])
         if len(tokens_N) > len(rows):
             starts = np.cumsum(lengths) - lengths
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        features, rotary_3N = _place_media(rows, tokens_N, positions_N)
+        features: tuple[FeatureRows, ...] = ()
+        rotary_3N: Array | None = None
+        if [row for row in rows if row.media]:
+            tokens_N = tokens_N.copy()
+            features, rotary_3N = _place_media(rows, tokens_N, positions_N)
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
         total = past + lengths
@@ -90,13 +94,9 @@ class Layout:
         return starts
 
 
-def _place_media(
-    rows: Sequence[Row], tokens_N: Array, positions_N: Array
-) -> tuple[tuple[FeatureRows, ...], Array | None]:
-    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all tokens
-    where a row has items."""
-    if not [row for row in rows if row.media]:
-        return (), None
+def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[FeatureRows, ...], Array]:
+    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all
+    tokens."""
     features, rotary_3N = [], np.stack([positions_N] * 3)
     starts = accumulate([len(row.tokens) for row in rows], initial=0)
     for row, start in zip(rows, starts, strict=False):

@@ -105,7 +105,6 @@ class OrtRunner(Runner):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it has logits for."""
         return self._spec.vocab_size
 
     @property
@@ -154,9 +153,9 @@ class OrtRunner(Runner):
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
         except Exception as error:
-            first = step.rows[0]
-            shape = f"{len(step.rows)} x {len(first.tokens)} tokens behind {first.past} positions"
-            raise named_failure(error, f"on a step of {shape}") from error
+            row, many = step.rows[0], len(step.rows)
+            what = f"on a step of {many} x {len(row.tokens)} tokens behind {row.past} positions"
+            raise named_failure(error, what) from error
 
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
@@ -274,7 +273,7 @@ def _grown(capacity: int, wanted: int) -> int:
 
 @contextmanager
 def named_ort_failures(doing: str) -> Iterator[None]:
-    """Turns errors of ONNX Runtime into `MemoryShortageError` or `RunError`."""
+    """Raises errors of ONNX Runtime as `named_failure`."""
     try:
         yield
     except Exception as error:
@@ -282,8 +281,8 @@ def named_ort_failures(doing: str) -> Iterator[None]:
 
 
 def named_failure(error: Exception, doing: str) -> Exception:
-    """`MemoryShortageError` or `RunError` in place of what ONNX Runtime raises: its own classes, and RuntimeError from
-    its allocators. Raises any other `error` as it is."""
+    """`MemoryShortageError` or `RunError` in place of what ONNX Runtime raises: its own classes, RuntimeError from
+    allocators. Raises any other `error`."""
     if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
         raise error
     kind = MemoryShortageError if is_memory_error(error) else RunError
