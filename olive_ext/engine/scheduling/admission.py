@@ -42,14 +42,16 @@ class Admission:
         """Up to `most` sequences, as long as `room` tokens of the next step are not filled, each in a slot, with the
         copy that puts there what it shares with others."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
-            if sequence.parent is not None:
-                sequence.parent.num_children -= 1
-                self._note_children(sequence.parent)
+            if (parent := sequence.parent) is not None:
+                parent.num_children -= 1
+                if not parent.num_children and self._last.get(parent.slot) is parent:
+                    self.wanted.remove(parent.slot)
             limit = self._most_shared(sequence)
             taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted)
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
-            self._note_children(sequence)
+            change = self.wanted.add if sequence.num_children else self.wanted.discard
+            change(taken.slot)
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.copy is not None
@@ -78,15 +80,6 @@ class Admission:
             if sequence.num_slots > 1 and not has_slot:
                 return None  # others would take the slots that it waits for, one by one
         return None
-
-    def _note_children(self, sequence: Sequence) -> None:
-        """Whether waiting sequences share the content of this one's slot, unless another one has it now."""
-        if self._last.get(sequence.slot) is not sequence:
-            return
-        if sequence.num_children:
-            self.wanted.add(sequence.slot)
-        else:
-            self.wanted.discard(sequence.slot)
 
     def _has_slot(self, sequence: Sequence, num_free: int) -> bool:
         """Whether there is a slot that may be overwritten: one of those that are free and not wanted, or that of the

@@ -207,9 +207,7 @@ class Sequence:
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
-        last = self.num_input - 1
-        first_score = min(self.reads, default=last)
-        return min(first_score, last)
+        return min(self.reads, default=self.num_input - 1)
 
     def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
         """One token id, after suppression, temperature, top_k and top_p in the order of Hugging Face's logits
