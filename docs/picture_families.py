@@ -2,7 +2,7 @@
 
     python -m docs.picture_families [FAMILY ...]      rows of other families are kept
 
-Exports are mobius's, made on first use and kept (tests/exports). The reference is transformers on the same weights.
+Exports are made on first use and kept (tests/exports). The reference is transformers on the same weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ SETTINGS = ((1, 256), (3, 7), (8, 64))
 SIZES = ((40, 40), (60, 30), (24, 70))
 TARGETS = (" blue stone", " of the garden number")
 VERBS = ("sees", "paints", "of the")
-COLUMNS = ("features", "score", "answers", "fork", "batch", "alone", "told")
+COLUMNS = ("export", "features", "score", "answers", "fork", "batch", "alone", "told")
 INTRODUCTION = """
 ## Behind pictures
 
-Made by `python -m docs.picture_families`: 18 targets behind three pictures, exported by mobius 0.1.0 in fp32, on the
-CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has it too.
+Made by `python -m docs.picture_families`: 18 targets behind three pictures, in fp32 on the CPU, beside transformers on
+the same weights; where `check` tells of a fault of the export, transformers has it too.
 
+- **export**: by mobius, or the flat layout of onnxruntime-genai, whose builder made the decoder: the encoder and the
+  embedding graph beside it are torch.onnx's of transformers' modules (LLaVA 1.5), or mobius's (Qwen2.5-VL).
 - **features**: largest difference of an encoder's output, over the largest value.
 - **score**, **fork**, **batch**: as above. **answers**: greedy answers of 12 tokens that are the reference's, with 1, 3
   and 8 slots.
@@ -44,7 +46,9 @@ def measure(family: str) -> dict[str, str]:
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
     from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from tests.exports.genai_layout import GENAI_LAYOUT
     from tests.exports.media import MEDIA_FAMILIES, media_export
+    from tests.exports.mobius import RELEASE
     from tests.families.pictures import PictureReference, picture
 
     package, hf = media_export(family)
@@ -73,6 +77,7 @@ def measure(family: str) -> dict[str, str]:
     ]
     return {
         "family": family,
+        "export": "genai layout" if family in GENAI_LAYOUT else RELEASE[0].replace("-onnx==", " "),
         "features": f"{max(_features(model, reference, one) for one in images):.1e}",
         "score": f"{_largest(scores, [reference.score(*one) for one in asked]):.1e}",
         "answers": f"{sum(equal)} of {len(equal)}",

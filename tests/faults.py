@@ -35,7 +35,7 @@ from olive_ext.run import evaluate
 from olive_ext.workflow import cli_run
 from tests.exports import TEXT, genai_export
 from tests.forks import import_what_it_imports
-from tests.workflow.recipes import recipe, saved
+from tests.workflow.recipes import recipe, saved, search_blocks
 
 WORDS = TEXT.split()
 LOADER = f"""
@@ -109,14 +109,7 @@ def search_recipe(folder: Path) -> str:
         "metrics": [size],
         "output_dir": str(folder / "reports"),
     }
-    blocks = {
-        "passes": {"q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)]},
-        "evaluators": {"e": evaluator},
-        "evaluator": "e",
-        "evaluate_input_model": False,
-        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
-    }
-    return saved(folder, recipe(folder, model, **blocks))
+    return saved(folder, recipe(folder, model, **search_blocks(evaluator)))
 
 
 def run(kind: str, folder: Path) -> str:

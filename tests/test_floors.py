@@ -71,7 +71,7 @@ DOORS = {
     "transformers": [
         "olive_ext.text.tokenizer",
         "olive_ext.media.processors",
-        "olive_ext.engine.runners.hf.hf_runner",
+        "olive_ext.engine.runners.hf.hf_model",
         "olive_ext.backends.*",
     ],
     "PIL": ["olive_ext.media.pictures"],

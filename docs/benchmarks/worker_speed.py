@@ -31,7 +31,7 @@ def main() -> None:
     """Prints a line for each round, and the medians: seconds of each, and the first against the others."""
     given = parser_of(str(__doc__)).parse_args()
     requests = requests_of(given)
-    ray.init(num_cpus=8, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=8, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False)
     sessions = {
         name: olive_ext.open(given.model, engine={"num_threads": threads}, workers=count, deterministic=True)
         for name, (count, threads) in SHAPES.items()

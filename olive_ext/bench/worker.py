@@ -27,6 +27,7 @@ from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.ort_lm import OrtLM
     from olive_ext.backends.request_recorder import RecordedRequest
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def _counters(lm: Any) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def inputs_of(lm: Any, asked: Sequence[Any], generated: float) -> Iterator[tuple[Sequence[int], int]]:
+def inputs_of(lm: OrtLM, asked: Sequence[Any], generated: float) -> Iterator[tuple[Sequence[int], int]]:
     """Tokens that a plain backend feeds for each request, and at how many of the last positions it reads.
 
     `generated` tokens are spread evenly over the generations; no two share any.
@@ -148,7 +149,7 @@ def inputs_of(lm: Any, asked: Sequence[Any], generated: float) -> Iterator[tuple
     made = round(generated / max(1, sum(one.kind == "generate_until" for one in asked)))
     pairs = [one for one in asked if one.kind == "loglikelihood"]
     for start in range(0, len(pairs), SLICE):
-        for _, context, target, *_ in lm._encode(pairs[start : start + SLICE]):
+        for _, context, target, *_ in lm.token_requests(pairs[start : start + SLICE]):
             yield from _windows(context, target, lm.max_length)
     for number, one in enumerate(asked):
         if one.kind == "generate_until":
@@ -186,11 +187,12 @@ def _contexts(job: Job) -> dict[str, Any]:
 def _latencies(job: Job) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
     from olive_ext.backends.request_recorder import instances
+    from olive_ext.session.converted_requests import to_generation
 
-    lm = open_lm(job)
+    lm: OrtLM = open_lm(job)
     generations = [one for one in _asked(job) if one.kind == "generate_until"]
-    wanted = [lm.session._convert_generation(item.request) for item in lm._wanted(instances(generations))]
-    requests = [converted.requests[0] for converted in wanted]
+    wanted = lm.wanted_generations(instances(generations))
+    requests = [to_generation(lm.session, item.request).requests[0] for item in wanted]
     series = []
     for is_warm in (0, 1):
         found = measure(lm.session.executor.run_continuous, requests, job.in_flight)

@@ -143,7 +143,7 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
 def _add_files(model: ResolvedModel, section: Section) -> None:
     section.add("kind", model.kind, model.kind_reason)
     if model.kind == "hf":
-        section.add("path", model.settings.model, "runs through lm-eval's Hugging Face backend")
+        section.add("path", model.settings.model, "runs on transformers")
         return
     files = model.files
     section.add("decoder", files.decoder, files.origins.get("decoder", ""))

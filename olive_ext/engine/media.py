@@ -25,7 +25,7 @@ class MediaItem:
 
     modality: Modality
     key: str
-    """Digest of the content and of the processor's settings."""
+    """Digest of what an encoder is given of it: of the content, and of how that is prepared."""
 
     num_tokens: int
     """Placeholders in the prompt, by the processor: the rows of features that the encoder must return."""

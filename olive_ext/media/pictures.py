@@ -74,9 +74,9 @@ def blank(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height))
 
 
-def content_key(picture: Image.Image, settings: str) -> str:
-    """Digest of the pixels and of how they are prepared."""
-    digest = hashlib.sha256(f"{settings} {picture.size} ".encode())
+def content_key(picture: Image.Image) -> str:
+    """Digest of the pixels."""
+    digest = hashlib.sha256(f"{picture.mode} {picture.size} ".encode())
     digest.update(picture.tobytes())
     return digest.hexdigest()
 
@@ -87,7 +87,7 @@ def media_digest(args: Sequence[Any]) -> str:
     def shown(value: Any) -> Any:
         from PIL import Image
 
-        return content_key(value, value.mode) if isinstance(value, Image.Image) else repr(value)
+        return content_key(value) if isinstance(value, Image.Image) else repr(value)
 
     return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
 

@@ -5,7 +5,7 @@ Knows no prompt and no session.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from olive_ext.engine.media import MediaItem, token_buckets
 from olive_ext.errors import ModelError, TaskError, UnreadableError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
-from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
+from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -34,10 +34,11 @@ _FIXED = ("mm_tokens_per_image", "image_seq_length", "num_image_tokens")
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a picture's preparation the prompt depends on."""
+    """What of a picture's preparation the prompt depends on, and its key."""
 
     num_tokens: int
     grid: tuple[int, int, int] | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,30 +71,46 @@ class MediaProcessor:
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
-        encoder = next((found for found in self.spec.encoders if found.modality is modality), None)
-        if encoder is None:
-            taken = ", ".join(found.value for found in self.spec.modalities)
-            raise TaskError(f"the request has an {modality.value}; this model takes {taken}")
+        taken = next((found for found in self.spec.inputs if found.modality is modality), None)
+        if taken is None:
+            names = ", ".join(found.value for found in self.spec.modalities)
+            raise TaskError(f"the request has an {modality.value}; this model takes {names}")
         picture = read_picture(given)
-        key = content_key(picture, self._settings)
-        if key not in self._known:
-            self._known[key] = self._extent(self._keep(key, self._prepare(picture)), encoder)
-        extent = self._known[key]
-        load = PictureArrays(self, key, given)
-        return MediaItem(modality, key, extent.num_tokens, encoder.placeholder, load, extent.grid)
+        content = content_key(picture)
+        if content not in self._known:
+            arrays = self._prepare(picture)
+            extent = self._extent(arrays, taken)
+            self._known[content] = replace(extent, key=arrays_key(arrays))
+            self._keep(self._known[content].key, arrays)
+        extent = self._known[content]
+        load = PictureArrays(self, extent.key, given)
+        return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid)
 
     def adopt(self, item: MediaItem) -> MediaItem:
         """An item that was sent from another process, to be prepared by this processor."""
         return replace(item, load=replace(item.load, processor=self)) if isinstance(item.load, PictureArrays) else item
 
+    def own(self, item: MediaItem) -> MediaItem:
+        """The item of the same picture as this model has it, where `item` is another model's. Raises `TaskError` where
+        it takes another number of tokens, so that no text holds it for both models."""
+        if not isinstance(item.load, PictureArrays):
+            return item
+        found = self.item(item.modality, item.load.given)
+        if found.num_tokens != item.num_tokens:
+            raise TaskError(
+                f"{named(item.load.given)} takes {item.num_tokens} tokens by the model's processor and "
+                f"{found.num_tokens} by the reference's: they cannot be compared on one text"
+            )
+        return found
+
     def load(self, key: str, given: Given) -> Arrays:
         """The arrays of the picture of that key. Raises `TaskError` where `given` holds another one by now."""
         if (kept := self._kept.get(key)) is not None:
             return kept
-        picture = read_picture(given)
-        if content_key(picture, self._settings) != key:
+        arrays = self._prepare(read_picture(given))
+        if arrays_key(arrays) != key:
             raise TaskError(f"{named(given)} is another one than when it was asked about, or is prepared otherwise")
-        return self._keep(key, self._prepare(picture))
+        return self._keep(key, arrays)
 
     def dummies(self, most: int) -> list[MediaItem]:
         """Pictures of every shape that an encoder can meet with up to `most` tokens: one where the processor makes all
@@ -124,11 +141,6 @@ class MediaProcessor:
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
         return load_image_processor(folders_of(files), named)
 
-    @cached_property
-    def _settings(self) -> str:
-        processor, _ = self._loaded
-        return json.dumps(processor.to_dict(), sort_keys=True, default=str)
-
     def _keep(self, key: str, arrays: Arrays) -> Arrays:
         self._kept[key] = arrays
         while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > self.kept_bytes:
@@ -144,7 +156,7 @@ class MediaProcessor:
             raise UnreadableError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
         return {name: np.asarray(value) for name, value in found.items()}
 
-    def _extent(self, arrays: Arrays, encoder: MediaEncoderSpec) -> Extent:
+    def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:
         """The placeholders by what the processor returned, else by config.json, else by the encoder's output."""
         if "num_soft_tokens_per_image" in arrays:
             return Extent(int(arrays["num_soft_tokens_per_image"].reshape(-1)[0]))
@@ -155,14 +167,23 @@ class MediaProcessor:
             return Extent(times * (height // merge) * (width // merge), grid)
         config = self._files.hf_config
         counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
-        counts += [size for size in encoder.output.shape[-2:-1] if isinstance(size, int)]
+        counts += [] if taken.num_rows is None else [taken.num_rows]
         if not counts:
             raise ModelError(
                 f"how many tokens a picture takes is unknown: its processor does not return it, config.json has "
-                f"none of {', '.join(_FIXED)}, and '{encoder.files.graph}' does not declare it: put the original "
-                "model's config.json into the package"
+                f"none of {', '.join(_FIXED)}, and no encoder declares it: put the original model's config.json into "
+                "the package"
             )
         return Extent(counts[0])
+
+
+def arrays_key(arrays: Arrays) -> str:
+    """Digest of what an encoder is given of an item, whatever the processor's name for its settings is."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _nbytes(arrays: Arrays) -> int:

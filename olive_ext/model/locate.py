@@ -78,7 +78,8 @@ def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
     """The files of the Hugging Face model in the folder, or under the hub name, `path`; nothing is looked up."""
     origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
     place, weights = Path(path), tuple(hf_weights(Path(path)))
-    return ModelFiles(place, place, {}, {}, tokenizer or path, {"tokenizer": origin}, weights)
+    config = read_json(place / "config.json", HfConfig) if (place / "config.json").is_file() else {}
+    return ModelFiles(place, place, {}, config, tokenizer or path, {"tokenizer": origin}, weights)
 
 
 def _companions(

@@ -16,15 +16,15 @@ from onnx import TensorProto, numpy_helper
 from olive_ext.errors import ModelError, listed
 from olive_ext.model.attention import graph_inputs, tensor_spec
 from olive_ext.model.components import width_fits
-from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec, Modality, modality_of
+from olive_ext.model.media_types import (
+    MEDIA_PARTS,
+    PLACEHOLDER_KEYS,
+    MediaEncoderSpec,
+    MediaSpec,
+    Modality,
+    modality_of,
+)
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, GraphFiles, Role, TensorSpec
-
-_IDS = {
-    Modality.IMAGE: ("image_token_id", "image_token_index"),
-    Modality.AUDIO: ("audio_token_id", "audio_token_index"),
-}
-"""Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
-
 
 Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
 """genai_config.json's `model` and config.json; each may be empty."""
@@ -54,7 +54,7 @@ def read_media(
         output = _output(files, proto, features[modality])
         inputs = tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, features[modality], interface, configs)
-        found.append(MediaEncoderSpec(modality, part, files, inputs, output, features[modality], placeholder))
+        found.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, features[modality]))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = _faults([proto for _, proto in encoders.values()], configs)
     return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
@@ -72,7 +72,7 @@ def _faults(encoders: Iterable[onnx.ModelProto], configs: Configs) -> tuple[str,
             "sees those before it: its numbers behind pictures are not the original's"
         )
     weights = {tensor.name for proto in encoders for tensor in proto.graph.initializer}
-    norm = next((name for name in weights if "post_layernorm" in name), None)
+    norm = min((name for name in weights if "post_layernorm" in name), default=None)
     if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
         found.append(
             f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "
@@ -111,7 +111,7 @@ def _placeholder(
     known = {
         f"{origin} {config[key]}": int(config[key])
         for origin, config in zip(("genai_config.json", "config.json"), configs, strict=True)
-        for key in _IDS[modality]
+        for key in PLACEHOLDER_KEYS[modality]
         if isinstance(config.get(key), int)
     }
     compared = compared_ids(graph, interface.inputs[0].tensor.name)
@@ -124,7 +124,7 @@ def _placeholder(
     if not known:
         raise ModelError(
             f"the token that '{feature.name}' replaces is unknown: neither does the embedding graph compare the ids "
-            f"with one, nor does a configuration have {listed(_IDS[modality])}"
+            f"with one, nor does a configuration have {listed(PLACEHOLDER_KEYS[modality])}"
         )
     return next(iter(known.values()))
 

@@ -22,6 +22,12 @@ class Modality(str, Enum):
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""
 
+PLACEHOLDER_KEYS = {
+    Modality.IMAGE: ("image_token_id", "image_token_index"),
+    Modality.AUDIO: ("audio_token_id", "audio_token_index"),
+}
+"""Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
+
 _WORDS = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
 """Parts of the names of a graph's inputs."""
 
@@ -40,10 +46,23 @@ def modality_of(feature: str) -> Modality:
 
 
 @dataclass(frozen=True)
-class MediaEncoderSpec:
-    """An encoder of pictures or sound."""
+class MediaInput:
+    """What a model takes besides text, of one modality."""
 
     modality: Modality
+    placeholder: int
+    """The token id that a row of features replaces."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of features of each item, where all have as many and the model declares it."""
+        return None
+
+
+@dataclass(frozen=True)
+class MediaEncoderSpec(MediaInput):
+    """An encoder of pictures or sound."""
+
     part: str
     """Its name among the model's companions."""
 
@@ -55,15 +74,16 @@ class MediaEncoderSpec:
     feature: TensorSpec
     """The embedding graph's input for them, [rows, size]."""
 
-    placeholder: int
-    """The token id that a row of features replaces."""
+    @property
+    def num_rows(self) -> int | None:
+        return next((size for size in self.output.shape[-2:-1] if isinstance(size, int)), None)
 
 
 @dataclass(frozen=True)
 class MediaSpec:
-    """What a multimodal package takes besides text."""
+    """What a multimodal model takes besides text."""
 
-    encoders: tuple[MediaEncoderSpec, ...]
+    inputs: tuple[MediaInput, ...]
     has_rotary_grid: bool = False
     """Whether the decoder takes positions in time, height and width (multimodal rotary embeddings)."""
 
@@ -74,5 +94,10 @@ class MediaSpec:
     """Why there are no encoders although the package has some: text runs without them."""
 
     @property
+    def encoders(self) -> tuple[MediaEncoderSpec, ...]:
+        """Those that are graphs: all of a package, none of a checkpoint, which transformers encode themselves."""
+        return tuple(found for found in self.inputs if isinstance(found, MediaEncoderSpec))
+
+    @property
     def modalities(self) -> tuple[Modality, ...]:
-        return tuple(encoder.modality for encoder in self.encoders)
+        return tuple(found.modality for found in self.inputs)

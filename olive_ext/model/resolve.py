@@ -16,6 +16,7 @@ from typing import Any
 from olive_ext.config import ModelSettings
 from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
 from olive_ext.model import decisions
+from olive_ext.model.checkpoint_media import read_checkpoint_media, with_configs
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS
@@ -102,7 +103,7 @@ class ResolvedModel:
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
-        is_free = not self.came_up and self.providers[0].origin in ("genai_config.json", "default")
+        is_free = not self.came_up and self.providers[0].origin in (GENAI_CONFIG, "default")
         own = resolve_providers(
             asked,
             genai_config=self.files.genai_config if is_free else None,
@@ -154,9 +155,16 @@ class ResolvedModel:
             raise decisions.suggest_genai(error, files) from error
 
     @cached_property
+    def processor_files(self) -> ModelFiles:
+        """The files by which pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
+        return self.files if self.kind == "onnx" else with_configs(self.files)
+
+    @cached_property
     def media(self) -> MediaSpec | None:
-        """What a multimodal package takes besides text; None for other models. Encoders that are not understood are a
+        """What a multimodal model takes besides text; None for other models. Encoders that are not understood are a
         `problem` of pictures and sound alone."""
+        if self.kind == "hf":
+            return read_checkpoint_media(self.processor_files.hf_config)
         companions = self.files.companions
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
         if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
@@ -211,14 +219,18 @@ class ResolvedModel:
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        return decisions.choose_overlap(
-            self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none"
-        )
+        has_any_shape = self.buckets.steps == "none"
+        return decisions.choose_overlap(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @cached_property
     def scoring(self) -> Decision:
         """How texts that are scored share steps."""
         return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
+
+    def scored_one_by_one(self, problem: str) -> Decision:
+        """How texts are scored where `problem` speaks against packed steps."""
+        about = self.settings.engine, self.device.kind, self.spec, self.buckets
+        return decisions.one_by_one(*about, f"{decisions.ONE_BY_ONE}: {problem}")
 
     @property
     def notes(self) -> tuple[str, ...]:

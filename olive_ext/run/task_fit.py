@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     """Raises `TaskError` for a task whose requests the model would refuse: pictures or sound that it does not take, no
-    sound for a model of speech, whole texts for an encoder-decoder. It is known of models that run on ONNX Runtime.
+    sound for a model of speech, whole texts for an encoder-decoder. It is not known of what onnxruntime-genai runs.
     """
-    if model.kind != "onnx" or model.runtime[0] != "onnxruntime":
+    if model.runtime[0] == "genai":
         return
-    source, media = model.source_kind, model.media
+    source = model.source_kind
     takes_sound = source is SourceKind.FEATURES
-    takes_images = media is not None and any(encoder.modality is Modality.IMAGE for encoder in media.encoders)
     for task in tasks:
-        if task.gives_images and not takes_images:
+        if task.gives_images and (model.media is None or Modality.IMAGE not in model.media.modalities):
             raise TaskError(f"task '{task.task}' gives pictures, which this model does not take")
         if task.gives_audio and not takes_sound:
             raise TaskError(f"task '{task.task}' gives sound, which this model does not take")

@@ -231,7 +231,10 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
         start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
         encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
-    media = read_markers(MediaProcessor(model.media, files), files, tokenizer) if model.media is not None else None
+    media = None
+    if model.media is not None:
+        seen = model.processor_files
+        media = read_markers(MediaProcessor(model.media, seen), seen, tokenizer)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 
@@ -243,7 +246,8 @@ def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Sess
         traits = tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer)
         refuse_other_tokenizer(*traits, reference.name, own.name)
         refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
-        tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner))
+        seen = {} if reference.media is None else {"own_item": reference.media.processor.own}
+        tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner), **seen)
         on_failure.pop_all()
     session = own.with_engine(tap)
     session.reference = reference.with_engine(beside=session)

@@ -80,14 +80,14 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
     its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor)."""
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
     markers = {}
-    for encoder in processor.spec.encoders:
-        marker = Marker(encoder.placeholder)
+    for found in processor.spec.inputs:
+        marker = Marker(found.placeholder)
         if kind.startswith("gemma"):
-            begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[encoder.modality])
+            begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
             newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False)) if kind.startswith("gemma3") else ()
-            token = begin if kind.startswith("gemma3") else encoder.placeholder
+            token = begin if kind.startswith("gemma3") else found.placeholder
             marker = Marker(token, (*newlines, begin), (end, *newlines))
-        markers[encoder.modality] = marker
+        markers[found.modality] = marker
     return MediaText(processor, markers, tokenizer)
 
 

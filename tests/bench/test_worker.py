@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from olive_ext.backends.request_recorder import RecordedRequest, instances
-from olive_ext.bench.worker import inputs_of
+from olive_ext.bench.job import OURS, Job
+from olive_ext.bench.worker import inputs_of, perform
+from tests.exports import genai_export
 
 
 def encode(text: str) -> list[int]:
@@ -15,7 +22,7 @@ def encode_pairs(asked: Sequence[RecordedRequest]) -> list[tuple[object, list[in
     return [(one.args, *map(encode, one.args)) for one in asked]
 
 
-LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, _encode=encode_pairs)
+LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, token_requests=encode_pairs)
 
 
 def test_inputs_are_what_a_plain_backend_feeds() -> None:
@@ -39,3 +46,20 @@ def test_instances_do_not_share_what_a_model_may_change() -> None:
     first.args[1].pop("until")
     assert second.args == ("ab", {"until": ["x"]})
     assert (second.task_name, second.doc_id) == ("task", 3)
+
+
+def test_latencies_of_a_model_are_measured_cold_and_warmed(tmp_path: Path) -> None:
+    asked = [
+        RecordedRequest("generate_until", (text, {"until": [], "max_gen_toks": 5}), "task", number)
+        for number, text in enumerate(("the cat", "a dog", "one"))
+    ]
+    pair = RecordedRequest("loglikelihood", ("the", " cat"), "task", 3)
+    requests = tmp_path / "requests.json"
+    requests.write_text(json.dumps([asdict(one) for one in (*asked, pair)]))
+    opening = {"model": str(genai_export("llama")), "device": "cpu", "dtype": "float32", "batch_size": 1}
+    series = perform(Job("latencies", OURS, opening, requests=str(requests), in_flight=2))["series"]
+    assert [(one["in_flight"], one["is_warm"]) for one in series] == [(2, 0), (2, 1)]
+    for one in series:
+        assert one["tokens_per_second"] == pytest.approx(5 * one["requests_per_second"])
+        assert 0 < one["inter_token_median_ms"] <= one["inter_token_p99_ms"]
+        assert one["first_token_mean_ms"] > 0

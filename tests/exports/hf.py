@@ -245,7 +245,7 @@ FAMILIES = {
         },
         auto="AutoModelForImageTextToText",
     ),
-    # A projector over SigLIP's rows: mobius 0.1.0 gives CLIP no class token, as LLaVA 1.5 has one.
+    # A projector over SigLIP's rows: mobius 0.1.0 gives CLIP no class token.
     "llava": Family(
         "LlavaConfig",
         {
@@ -255,6 +255,26 @@ FAMILIES = {
             "image_seq_length": 16,
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    # LLaVA 1.5: CLIP's rows before its last layer, without that of the class token.
+    "llava_clip": Family(
+        "LlavaConfig",
+        {
+            "text_config": {**_SHAPE, "model_type": "llama"},
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "clip_vision_model",
+                "num_hidden_layers": 3,
+                "patch_size": 8,
+                "projection_dim": 32,
+            },
+            "image_token_index": MEDIA,
+            "image_seq_length": 16,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
             "tie_word_embeddings": False,
         },
         auto="AutoModelForImageTextToText",
@@ -303,6 +323,43 @@ FAMILIES = {
             "eoi_token_index": MEDIA + 2,
         },
         auto="AutoModelForImageTextToText",
+    ),
+    # As many rows for a picture as onnxruntime-genai takes for granted, for docs/benchmarks.
+    "gemma3_256": Family(
+        "Gemma3Config",
+        {
+            "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+            "vision_config": {**_SIGLIP, "image_size": 128, "patch_size": 4},
+            "mm_tokens_per_image": 256,
+            "boi_token_index": MEDIA,
+            "image_token_index": MEDIA + 1,
+            "eoi_token_index": MEDIA + 2,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    # Speech: seconds of sound are 13 rows each, which see those of two seconds.
+    "qwen3_asr": Family(
+        "Qwen3ASRConfig",
+        {
+            "text_config": {**_SHAPE, "model_type": "qwen3", "rope_parameters": _ROPE},
+            "audio_config": {
+                "model_type": "qwen3_asr_encoder",
+                "num_mel_bins": 16,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 64,
+                "d_model": 32,
+                "downsample_hidden_size": 8,
+                "output_dim": 64,
+                "n_window_infer": 200,
+                "initializer_range": 0.2,
+            },
+            "initializer_range": 0.2,
+            "audio_token_id": MEDIA + 1,
+            **_IDS,
+            "tie_word_embeddings": False,
+        },
+        auto="AutoModelForMultimodalLM",
     ),
     "qwen3_5_text": Family("Qwen3_5TextConfig", _LINEAR),
     "qwen3_next": Family(

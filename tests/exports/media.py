@@ -1,5 +1,5 @@
-"""Packages that take pictures: mobius's exports of random models, with a tokenizer that has the models' markers and the
-image processor that the original model would have, for small pictures."""
+"""Packages that take pictures: exports of random models, by mobius or in onnxruntime-genai's layout, with a tokenizer
+that has the models' markers and the image processor that the original model would have, for small pictures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.exports.cache import once, packages, run_python, source_of
+from tests.exports.genai_layout import GENAI_LAYOUT, genai_layout
 from tests.exports.hf import MEDIA, hf_model
 from tests.exports.mobius import RELEASE, mobius_export
 from tests.exports.text import CONTEXT, SPECIAL, TEXT, VOCAB
@@ -17,7 +18,7 @@ from tests.exports.text import CONTEXT, SPECIAL, TEXT, VOCAB
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}MARKER{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% if part.type in ('image', 'audio') %}MARKER{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -33,12 +34,22 @@ class MediaFamily:
     """What a prompt holds for a picture."""
 
     processor: dict[str, Any]
+    """What preprocessor_config.json holds for pictures, or processor_config.json for sounds."""
+
     names: dict[str, str]
     """The tokenizer's names of special tokens."""
+
+    source: str = ""
+    """The family in `hf.FAMILIES`, where it is not of the same name."""
 
 
 def _siglip(side: int) -> dict[str, Any]:
     return {"image_processor_type": "SiglipImageProcessor", "size": {"height": side, "width": side}}
+
+
+def _gemma3(side: int) -> dict[str, Any]:
+    size = {"height": side, "width": side}
+    return {"image_processor_type": "Gemma3ImageProcessor", "size": size, "do_pan_and_scan": False}
 
 
 _QWEN = MediaFamily(
@@ -72,18 +83,43 @@ MEDIA_FAMILIES = {
         _siglip(32),
         {},
     ),
+    "llava_clip": MediaFamily(
+        ("<image>",),
+        "<image>",
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 32},
+            "crop_size": {"height": 32, "width": 32},
+        },
+        {},
+    ),
     "gemma3": MediaFamily(
         ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
         "<start_of_image>",
-        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}, "do_pan_and_scan": False},
+        _gemma3(32),
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
     "qwen3_5": _QWEN,
+    "qwen2_5_vl_genai": replace(_QWEN, source="qwen2_5_vl"),
 }
 
+SOUND_FAMILIES = {
+    "qwen3_asr": MediaFamily(
+        ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+        "<|audio_start|><|audio_pad|><|audio_end|>",
+        {
+            "processor_class": "Qwen3ASRProcessor",
+            "feature_extractor": {"feature_extractor_type": "Qwen3ASRFeatureExtractor", "feature_size": 16},
+        },
+        {"audio_token": "<|audio_pad|>", "audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"},
+    ),
+}
 
-BENCHMARKED = {"llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224))}
-"""Of a real shape, for docs/benchmarks only."""
+BENCHMARKED = {
+    "llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224)),
+    "gemma3_256": replace(MEDIA_FAMILIES["gemma3"], processor=_gemma3(128)),
+}
+"""For docs/benchmarks only: of a real shape; with onnxruntime-genai's number of tokens."""
 
 _TOWER = ("vision_tower.", "vision_tower.vision_model.")
 RENAMED = {
@@ -100,14 +136,25 @@ RENAMED = {
 """Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
 
 RENAMED["llava_base"] = RENAMED["llava"]
+RENAMED["gemma3_256"] = RENAMED["gemma3"]
+RENAMED["qwen3_asr"] = (
+    ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
+    ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
+    ("model.audio_tower.", "audio_tower."),
+    ("model.language_model.", "model."),
+)
+NESTED = {"qwen3_asr": "thinker_config"}
+"""Where mobius 0.1.0 looks for what transformers 5 has at the top of config.json."""
 
 
 def _export(family: str, dtype: str, provider: str) -> Path:
-    """mobius's export; where names of weights differ, of a copy of the model that has mobius's."""
+    """The package; mobius makes it of a copy of the model that has its names of weights, where these differ."""
+    if family in GENAI_LAYOUT:
+        return genai_layout(family)
     if family not in RENAMED:
         return mobius_export(family, dtype, provider=provider)
     source = hf_model(family)
-    recipe = [source.name, RENAMED[family], RELEASE, dtype, provider]
+    recipe = [source.name, RENAMED[family], *NESTED.get(family, ()), RELEASE, dtype, provider]
     options = {"dtype": dtype, "static_cache": 0, "execution_provider": provider}
     name = f"mobius-{family}-renamed-{dtype}-{provider}"
     return once(name, recipe, lambda folder: _export_renamed(family, source, folder, options))
@@ -122,26 +169,31 @@ def _export_renamed(family: str, source: Path, folder: Path, options: dict[str, 
     for theirs, ours in RENAMED[family]:
         weights = {key.replace(theirs, ours, 1): value for key, value in weights.items()}
     save_file(weights, renamed / "model.safetensors", metadata={"format": "pt"})
+    if family in NESTED:
+        config = json.loads((renamed / "config.json").read_text(encoding="utf-8"))
+        (renamed / "config.json").write_text(json.dumps({**config, NESTED[family]: config}), encoding="utf-8")
     run_python(["-m", "tests.exports.mobius", renamed, folder, json.dumps(options)], path=[packages(*RELEASE)])
     shutil.rmtree(renamed)
 
 
 def media_export(family: str, dtype: str = "f32", provider: str = "default") -> tuple[Path, Path]:
     """(the package, the Hugging Face folder of the same weights), both with tokenizer and image processor."""
-    sources = _export(family, dtype, provider), hf_model(family)
+    made = {**MEDIA_FAMILIES, **SOUND_FAMILIES, **BENCHMARKED}[family]
+    sources = _export(family, dtype, provider), hf_model(made.source or family)
     recipe = [source.name for source in sources], source_of("media.py", "text.py")
-    folder = once(f"media-{family}-{dtype}-{provider}", recipe, lambda folder: _make(family, sources, folder))
+    folder = once(f"media-{family}-{dtype}-{provider}", recipe, lambda folder: _make(made, sources, folder))
     return folder / "onnx", folder / "hf"
 
 
-def _make(family: str, sources: tuple[Path, Path], folder: Path) -> None:
-    made = {**MEDIA_FAMILIES, **BENCHMARKED}[family]
+def _make(made: MediaFamily, sources: tuple[Path, Path], folder: Path) -> None:
     for source, place in zip(sources, (folder / "onnx", folder / "hf"), strict=True):
         shutil.copytree(source, place)
         shutil.copy(sources[1] / "config.json", place)
         _save_tokenizer(made, place)
-        text = json.dumps({**made.processor, "do_convert_rgb": True}, indent=2)
-        (place / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        is_sound = "feature_extractor" in made.processor
+        name, more = ("processor", {}) if is_sound else ("preprocessor", {"do_convert_rgb": True})
+        text = json.dumps({**made.processor, **more}, indent=2)
+        (place / f"{name}_config.json").write_text(text, encoding="utf-8")
 
 
 def _save_tokenizer(family: MediaFamily, folder: Path) -> None:

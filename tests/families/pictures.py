@@ -29,6 +29,7 @@ AROUND = {
     "gemma4_vl": ("<boi>", "<eoi>"),
     "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+    "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
     "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
 }
 """What stands around a picture's placeholders."""
@@ -37,14 +38,16 @@ AROUND = {
 class PictureReference:
     """One model: features, log-probabilities and greedy answers."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, *, is_as_exported: bool = True) -> None:
+        """With `is_as_exported` it computes what the export is known to leave out or add."""
         self.family = family
+        self._is_as_exported = is_as_exported
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         load = transformers.AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self.image_id = self.model.config.image_token_id
-        if family == "llava":
+        if family == "llava" and is_as_exported:
             self._as_exported()
 
     def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
@@ -95,6 +98,8 @@ class PictureReference:
         tokens = torch.tensor([list(ids)])
         if self.family.startswith("qwen") or self.family == "gemma4_vl":
             found["mm_token_type_ids"] = (tokens == self.image_id).int()
+        if self.family == "gemma3" and not self._is_as_exported:
+            found["token_type_ids"] = (tokens == self.image_id).int()
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
         return logits[0].double().log_softmax(-1)

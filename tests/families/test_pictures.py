@@ -101,11 +101,27 @@ def test_text_opens_no_encoder(family: str, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(media_export(family)[0], package)
     marker = MEDIA_FAMILIES[family].marker
+    encoder = resolve(ModelSettings(model=str(package))).files.companions["vision"].graph
     with olive_ext.open(package) as session:
-        shutil.rmtree(package / "vision_encoder")
+        encoder.unlink()
         assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
-        with pytest.raises(OliveExtError, match="vision_encoder"):
+        with pytest.raises(OliveExtError, match=encoder.name):
             session.loglikelihood([ScoringRequest(marker, " stone", images=PICTURES[:1])])
+
+
+@pytest.mark.slow
+def test_folder_of_graphs_by_hand_gives_the_numbers_of_the_package(tmp_path: Path) -> None:
+    source, _ = media_export("llava_clip")
+    renamed = {"vision.onnx": "eyes.onnx", "embedding.onnx": "words.onnx", "genai_config.json": None}
+    for file in source.iterdir():
+        if (name := renamed.get(file.name, file.name)) is not None:
+            shutil.copy(file, tmp_path / name)
+    asked = [ScoringRequest(context, target, images=images) for context, target, images in _asked("llava_clip")]
+    for components in ({}, {"vision": "eyes.onnx", "embedding": "words.onnx"}):
+        with olive_ext.open(tmp_path, components=components) as session:
+            found = session.loglikelihood(asked)
+        for output, expected in zip(found, _expected("llava_clip"), strict=True):
+            assert output.token_logprobs == pytest.approx(expected, abs=1e-4)
 
 
 def test_features_are_transformers(family: str) -> None:

@@ -18,7 +18,7 @@ from olive_ext.errors import IncompleteError, LostRequestsError
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
 from olive_ext.text.requests import ScoringRequest
-from tests.exports.media import plain_encoder_export
+from tests.exports.media import media_export, plain_encoder_export
 from tests.families.pictures import picture
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
@@ -65,6 +65,20 @@ def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
     kl = [one.value for one in same.metrics if one.metric == "kl_mean"]
     assert kl
     assert max(kl) < 1e-6
+
+
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_export_is_compared_with_its_checkpoint_which_runs_on_transformers(mode: str, tmp_path: Path) -> None:
+    package, checkpoint = media_export("qwen2_5_vl")
+    against = {"path": str(checkpoint), "mode": mode, "records_dir": str(tmp_path)}
+    report = evaluate(_config(package, reference=against))
+    found = {(one.task, one.metric): one.value for one in report.metrics}
+    for task in ("shapes_colour", "shapes_answer"):
+        assert 0 <= found[task, "kl_mean"] < 1e-5
+    assert report.comparison is not None
+    assert report.comparison.flips == ()
+    note = report.comparison.reference["export"]
+    assert note == "runs on transformers, not exported: an export would take its text only"
 
 
 def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(package: Path, tmp_path: Path) -> None:

@@ -36,6 +36,21 @@ def recipe(folder: Path, model: dict[str, Any], **blocks: Any) -> dict[str, Any]
     }
 
 
+TWO_SIZES = {"q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)]}
+"""Two quantizations to search among."""
+
+
+def search_blocks(evaluator: dict[str, Any], passes: dict[str, Any] = TWO_SIZES) -> dict[str, Any]:
+    """The blocks of a recipe that tries each choice of `passes` in order, and only these."""
+    return {
+        "passes": passes,
+        "evaluators": {"e": evaluator},
+        "evaluator": "e",
+        "evaluate_input_model": False,
+        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
+    }
+
+
 def saved(folder: Path, recipe: dict[str, Any], name: str = "recipe.json") -> str:
     path = folder / name
     path.write_text(json.dumps(recipe))

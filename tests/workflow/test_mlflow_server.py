@@ -17,7 +17,7 @@ from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
 from tests.run.mlflow_server import Server, children, client, serving
-from tests.workflow.recipes import recipe, saved
+from tests.workflow.recipes import recipe, saved, search_blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
 
@@ -74,14 +74,8 @@ def test_search_has_a_run_for_each_candidate_and_goes_on_in_them(folder: Path) -
     size = {"name": "size_on_disk", "type": "size_on_disk", "sub_types": [{"name": "bytes", "priority": 1}]}
     block = {"type": "OrtLMEvaluator", "tasks": ["tiny_choice", "size_on_disk"], "include_path": "tasks",
              "bootstrap_iters": 0, "metrics": [size], "output_dir": "reports"}  # fmt: skip
-    blocks = {
-        "passes": {"q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)]},
-        "evaluators": {"e": block},
-        "evaluator": "e",
-        "evaluate_input_model": False,
-        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
-    }
-    path = saved(folder, {**recipe(folder, onnx(folder), **blocks), "output_dir": str(folder / "search")})
+    whole = recipe(folder, onnx(folder), **search_blocks(block))
+    path = saved(folder, {**whole, "output_dir": str(folder / "search")})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     assert subprocess.run([sys.executable, "-c", KILLED_IN_THE_SECOND, path], env=environment).returncode == 9
     (parent,) = parents("search")

@@ -20,7 +20,7 @@ from olive_ext.report import from_json
 from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model
-from tests.workflow.recipes import recipe, saved
+from tests.workflow.recipes import TWO_SIZES, recipe, saved, search_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -212,9 +212,7 @@ def test_composite_model_is_measured_by_the_pass_and_its_report_travels_along(fo
 def test_search_follows_the_declared_metrics(folder: Path) -> None:
     sub_types = [{"name": "bytes", "priority": 1, "goal": {"type": "percent-min-improvement", "value": 10}}]
     block = evaluator(tasks=["tiny_choice"], metrics=[{"name": "size", "type": "size_on_disk", "sub_types": sub_types}])
-    search = {"execution_order": "joint", "sampler": "sequential"}
-    passes = {"q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)]}
-    blocks = {"passes": passes, "evaluators": {"e": block}, "evaluator": "e", "search_strategy": search}
+    blocks = {**search_blocks(block), "evaluate_input_model": True}
     assert cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))]) == 0
     footprint = json.loads((folder / "out/footprint.json").read_text())
     sizes = {
@@ -229,13 +227,7 @@ def test_search_follows_the_declared_metrics(folder: Path) -> None:
 
 def test_search_in_which_every_evaluation_fails_is_a_failure(folder: Path) -> None:
     block = evaluator(tasks=["tiny_choise"])
-    blocks = {
-        "passes": {"q": {"type": "OnnxKQuantQuantization"}},
-        "evaluators": {"e": block},
-        "evaluator": "e",
-        "evaluate_input_model": False,
-        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
-    }
+    blocks = search_blocks(block, {"q": {"type": "OnnxKQuantQuantization"}})
     with pytest.raises(TaskError, match="unknown task 'tiny_choise'"):
         cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))])
 
@@ -297,17 +289,8 @@ def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -
     goal = {"type": "threshold", "value": 1}
     sub_types = [{"name": "bytes", "priority": 1, "goal": goal}]
     block = evaluator(tasks=["tiny_choice"], metrics=[{"name": "size", "type": "size_on_disk", "sub_types": sub_types}])
-    blocks = {
-        "passes": {
-            "first": {"type": "GraphSurgeries", "surgeries": [{"surgeon": "TieWordEmbeddings"}]},
-            "q": [{"type": "OnnxKQuantQuantization", "block_size": size} for size in (16, 32)],
-        },
-        "evaluators": {"e": block},
-        "evaluator": "e",
-        "evaluate_input_model": False,
-        "search_strategy": {"execution_order": "joint", "sampler": "sequential"},
-    }
-    whole = recipe(folder, onnx(), **blocks)
+    tied = {"type": "GraphSurgeries", "surgeries": [{"surgeon": "TieWordEmbeddings"}]}
+    whole = recipe(folder, onnx(), **search_blocks(block, {"first": tied, **TWO_SIZES}))
     with pytest.raises(
         RequirementError, match=r"none of 2 candidates of the search meets all goals: size-bytes <= 1 \("
     ):

@@ -157,11 +157,11 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 answers[place] = answer
                 advance(1)
 
-            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self._encode)
+            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.token_requests)
             score_slices(self, slices, keep, requests)
         return answers
 
-    def _encode(self, requests: Sequence[Instance]) -> list[TokenRequest]:
+    def token_requests(self, requests: Sequence[Instance]) -> list[TokenRequest]:
         """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
         given = [self._media.given(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
@@ -217,7 +217,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
-        wanted = self._wanted(requests)
+        wanted = self.wanted_generations(requests)
         with self._progress("Generating", len(requests), disable_tqdm) as advance:
 
             def keep(at: int, output: GenerationOutput) -> None:
@@ -235,7 +235,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 self.session.generate([item.request for item in wanted], on_result=keep, names=names)
         return answers
 
-    def _wanted(self, requests: list[Instance]) -> list[PendingGeneration]:
+    def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
+        """What is to be generated for them, and which of them each is for: greedy ones with equal arguments are one."""
         eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
         wanted: dict[tuple[str, int], PendingGeneration] = {}
         repeats: Counter[str] = Counter()

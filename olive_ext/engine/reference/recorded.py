@@ -97,7 +97,7 @@ class ReadingTap(Tap):
         if missing := len(found) - len(self._scored):
             raise RecordsError(
                 f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
-                "the reference on the same tasks, with the same limit, template and max_length"
+                "the reference on the same tasks, with the same limit, template, max_length and image processor"
             )
         numbers = {place: tuple(scored["record"].tolist()) for place, scored in self._scored.items()}
         return {}, [(place, replace(request, records=numbers[place])) for place, request in items]

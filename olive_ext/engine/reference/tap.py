@@ -6,15 +6,17 @@ reference log-prob cache. Knows no graph and no tokenizer. Axes: R logits rows o
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.reference.kernels import Divergence
 from olive_ext.engine.requests import Notes, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
@@ -22,8 +24,13 @@ from olive_ext.engine.step import UNLIMITED, Batching, IntArray, Step, StepOutpu
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
 
+logger = logging.getLogger(__name__)
+
 _BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
 """Each allows what those before it allow; the last allows ALIKE, too."""
+
+KEPT_ITEMS = 64
+"""Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
 
 
 Items = Sequence[tuple[int, Request]]
@@ -107,8 +114,14 @@ class ResidentTap(Tap):
     its scheduler sees, and so may the reference.
     """
 
-    def __init__(self, candidate: Runner, reference: OpenedRunner, divergence: Divergence) -> None:
-        """Raises `ConfigError` for models of different kinds."""
+    def __init__(
+        self,
+        candidate: Runner,
+        reference: OpenedRunner,
+        divergence: Divergence,
+        own_item: Callable[[MediaItem], MediaItem] = lambda item: item,
+    ) -> None:
+        """`own_item`: a picture as the reference prepares it. Raises `ConfigError` for models of different kinds."""
         self._reference, self.longest_step = reference
         kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
         if kinds[0] is not kinds[1]:
@@ -116,6 +129,8 @@ class ResidentTap(Tap):
             raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
         self._reference.residency = candidate.residency
         self._divergence = divergence
+        self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)
+        self._is_otherwise = False
         self._owed: tuple[Step, ...] = ()
         self._seconds = 0.0
 
@@ -132,6 +147,7 @@ class ResidentTap(Tap):
             can_rewind=own.can_rewind and other.can_rewind,
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
             tree_batches=own.tree_batches and other.tree_batches,
+            answer_steps=own.answer_steps and other.answer_steps,
             source_kind=own.source_kind,
             row_group=max(own.row_group, other.row_group),
         )
@@ -157,7 +173,7 @@ class ResidentTap(Tap):
         self._reference.check_source(source)
 
     def check_media(self, media: Media) -> None:
-        self._reference.check_media(media)
+        self._reference.check_media(self._own_media(media))
 
     def miss(self, step: Step) -> None:
         """Keeps the step's copies and moves for the reference, which has not run it."""
@@ -171,20 +187,28 @@ class ResidentTap(Tap):
         copies = tuple(copy for one in owed for copy in one.copies)
         moves = tuple(move for one in owed for move in one.moves)
         begin = time.perf_counter()
-        reference = self._reference.run(replace(step, copies=copies, moves=moves))
+        rows = tuple(row._replace(media=self._own_media(row.media)) if row.media else row for row in step.rows)
+        reference = self._reference.run(replace(step, rows=rows, copies=copies, moves=moves))
         self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:
             return notes_T
-        rows = (reference.logits_RV, output.logits_RV, reference.greedy_ids, output.greedy_ids)
+        both = (reference.logits_RV, output.logits_RV, reference.greedy_ids, output.greedy_ids)
         rows_T, tokens_T = target_arrays(step)
-        for name, values_R in self._divergence.compare(*rows).items():
+        for name, values_R in self._divergence.compare(*both).items():
             notes_T[name] = values_R[rows_T]
         notes_T["kl_lower"] = notes_T["kl"]
         notes_T["reference_logprobs"] = reference.target_logprobs
         notes_T["reference_is_greedy"] = reference.greedy_ids[rows_T] == tokens_T
         notes_T["same_top"] = (reference.greedy_ids == output.greedy_ids)[rows_T]
         return notes_T
+
+    def _own_media(self, media: Media) -> Media:
+        found = tuple(replace(run, item=self._own_item(run.item)) for run in media)
+        if not self._is_otherwise and media != found:
+            self._is_otherwise = True
+            logger.warning("the reference prepares pictures otherwise than the model: that is compared, too")
+        return found
 
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}

@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -148,8 +147,11 @@ class Crew:
                 return
             if was_read and not call.threads:
                 self._start(call)
-            with suppress(queue.Empty):
-                self._take_in(call, *call.told.get(block=not was_read), done)
+            try:
+                piece, told = call.told.get(block=not was_read)
+            except queue.Empty:
+                continue
+            self._take_in(call, piece, told, done)
 
     def _start(self, call: _Call) -> None:
         """All of them, however little there is to do: those that begin may be lost, or not come up."""

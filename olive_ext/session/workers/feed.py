@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from olive_ext.engine.requests import Request, Result
@@ -120,12 +121,8 @@ class Feed:
 
     def _sort(self) -> None:
         waiting: list[Piece] = []
-        while not self._waiting.empty():
-            try:
-                piece = self._waiting.get_nowait()[1]
-            except queue.Empty:
-                break
-            if piece is not None:
+        with suppress(queue.Empty):  # workers take from it meanwhile
+            while (piece := self._waiting.get_nowait()[1]) is not None:
                 waiting.append(piece)
         for piece in waiting:
             self._put(piece)

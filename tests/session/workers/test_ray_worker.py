@@ -110,17 +110,22 @@ with open_tiny(**given) as session:
 """
 
 
+def wait_for_answers(driver: subprocess.Popen[str], folder: Path) -> None:
+    """Until the driver's journal in `folder` has got some."""
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "open\n"
+    (journal,) = folder.glob("answers_*.jsonl")
+    size = journal.stat().st_size
+    while journal.stat().st_size == size:
+        time.sleep(0.01)
+
+
 def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Path) -> None:
     before = {process.pid for process in actors()}
     given = json.dumps({"workers": 2})
     command = [sys.executable, "-c", DRIVER, given, str(tmp_path / "answers")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RAY_ADDRESS": ""})
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "open\n"
-    (journal,) = tmp_path.glob("answers_*.jsonl")
-    size = journal.stat().st_size
-    while journal.stat().st_size == size:
-        time.sleep(0.01)
+    wait_for_answers(driver, tmp_path)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     deadline = time.monotonic() + 60
@@ -135,13 +140,30 @@ def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Pa
         assert session.counters.requests <= len(set(map(repr, PAIRS))) + len(PROMPTS) - session.journal.num_known
 
 
+def told(session: Session, found: tuple[list[Any], list[Any]]) -> str:
+    """How many workers were lost, and the answers, as `lost_in` reads them."""
+    scores, texts = found
+    lost = session.describe_execution()["workers"]["lost"]
+    return json.dumps([lost, [output.logprob for output in scores], [output.text for output in texts]])
+
+
+def lost_in(program: str, expected: Any) -> int:
+    """How many workers were lost in a process that runs `program` and prints what is `told`; the answers are right."""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    lost, scores, texts = json.loads(found.stdout.splitlines()[-1])
+    assert scores == [output.logprob for output in expected[0]]
+    assert texts == [output.text for output in expected[1]]
+    return int(lost)
+
+
 def test_a_node_that_leaves_costs_its_chunks_only(expected: Any) -> None:
     """A cluster of two raylets on this machine."""
     program = """
-import json, time
+import time
 from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster
-from tests.session.workers.test_ray_worker import answers, open_tiny
+from tests.session.workers.test_ray_worker import answers, open_tiny, told
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 second = cluster.add_node(num_cpus=1)
 with open_tiny(workers={"count": 2, "address": cluster.address}) as session, ThreadPoolExecutor() as pool:
@@ -150,16 +172,38 @@ with open_tiny(workers={"count": 2, "address": cluster.address}) as session, Thr
     cluster.remove_node(second)
     time.sleep(2)
     cluster.add_node(num_cpus=1)  # Ray wants the main thread
-    scores, texts = found.result()
-    lost = session.describe_execution()["workers"]["lost"]
-print(json.dumps([lost, [output.logprob for output in scores], [output.text for output in texts]]))
+    print(told(session, found.result()))
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False)
-    assert found.returncode == 0, found.stderr[-3000:]
-    lost, scores, texts = json.loads(found.stdout.splitlines()[-1])
-    assert lost >= 1
-    assert scores == [output.logprob for output in expected[0]]
-    assert texts == [output.text for output in expected[1]]
+    assert lost_in(program, expected) >= 1
+
+
+def test_workers_that_ray_ends_for_memory_cost_their_chunks_only(expected: Any) -> None:
+    """Ray's memory monitor, which is told that this machine has three gigabytes left, while the driver takes more."""
+    if psutil.virtual_memory().available < 8 << 30:
+        pytest.skip("takes four gigabytes of memory for a moment")
+    program = """
+import os, time
+import psutil
+from concurrent.futures import ThreadPoolExecutor
+from tests.session.workers.test_ray_worker import actors, answers, open_tiny, told
+memory = psutil.virtual_memory()
+least = memory.available - (3 << 30)
+os.environ["RAY_memory_usage_threshold"] = str(1 - least / memory.total)
+os.environ["RAY_memory_monitor_refresh_ms"] = "100"
+others = set(actors())
+def until_lost(session):
+    while not session.describe_execution()["workers"]["lost"]:
+        found = answers(session)
+    return found
+with open_tiny(workers=2) as session, ThreadPoolExecutor() as pool:
+    ours, held = set(actors()) - others, []
+    found, deadline = pool.submit(until_lost, session), time.monotonic() + 120
+    while ours <= set(actors()) and time.monotonic() < deadline:
+        held += [b"x" * (64 << 20)] if psutil.virtual_memory().available > least - (2 << 30) else []
+    held.clear()
+    print(told(session, found.result(60)))
+"""
+    assert lost_in(program, expected) >= 1
 
 
 CLUSTER = """
@@ -212,12 +256,7 @@ def test_without_the_head_a_run_ends_by_name_and_goes_on_elsewhere(
     address, head = cluster
     command = [sys.executable, "-c", LONG_DRIVER, address, str(tmp_path / "answers")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "open\n"
-    (journal,) = tmp_path.glob("answers_*.jsonl")
-    size = journal.stat().st_size
-    while journal.stat().st_size == size:
-        time.sleep(0.01)
+    wait_for_answers(driver, tmp_path)
     head.kill()
     _, told = driver.communicate(timeout=60)
     assert driver.returncode == 1

@@ -1,1 +1,1 @@
-"""Runs steps on a Hugging Face model in torch; `hf_runner` loads it. Knows no ONNX graph and no tokenizer."""
+"""Runs steps on a Hugging Face model in torch; `hf_model` loads it. Knows no ONNX graph and no tokenizer."""

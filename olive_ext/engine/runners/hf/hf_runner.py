@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import Media
 from olive_ext.engine.requests import common_prefix
+from olive_ext.engine.runners.hf.fed_pictures import fed_row, picture_inputs, rotary_inputs
+from olive_ext.engine.runners.hf.hf_model import DEFAULT_LENGTH, context_length, is_croppable, load_model, new_cache
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.trials import check_tree_batches
 from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
-from olive_ext.errors import ModelError, RunError, first_line, why_not_loaded
+from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
+from olive_ext.model.media_types import MediaSpec
 
 if TYPE_CHECKING:
     import torch
-
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
-"""Names of the context's length in configurations, in the order in which they are looked for."""
-
-DEFAULT_LENGTH = 2048
-"""Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
 
 _MASKED = ("sdpa", "eager")
 """Attention in transformers that takes a mask [1, 1, S, T] as it is."""
@@ -46,24 +44,29 @@ class HfRunner(Runner):
     capacity = Capacity(num_slots=1)
     host_bytes = 0
 
-    def __init__(self, model: Any, facts: Mapping[str, Any], max_length: int | None = None) -> None:
+    def __init__(
+        self, model: Any, facts: Mapping[str, Any], max_length: int | None = None, media: MediaSpec | None = None
+    ) -> None:
+        """`media`: what the model takes besides text."""
         self.tokens_replayed = 0
         self._model = model
+        self._media = media
         self._facts = facts
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
             raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
         length = max_length or own or DEFAULT_LENGTH
         self.capacity = Capacity(1, length)
-        parameters = inspect.signature(model.forward).parameters
+        self._parameters = parameters = inspect.signature(model.forward).parameters
+        self._is_rotary_grid = hasattr(getattr(model, "model", None), "get_rope_index")
         self._keeps_cache = "past_key_values" in parameters
         self._picks_rows = "logits_to_keep" in parameters
-        self._is_croppable = self._keeps_cache and _is_croppable(self._new_cache())
+        self._is_croppable = self._keeps_cache and is_croppable(self._new_cache())
         self._cache: Any = None
         self._cached: list[int] = []
         self._slot: list[int] = []
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
-        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks
+        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None
         self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
         is_cut = self._is_croppable
         super().__init__(Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches))
@@ -77,6 +80,11 @@ class HfRunner(Runner):
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Allocates nothing: the caches grow as they are fed."""
         self.capacity = self.capacity._replace(cells=max(self.capacity.cells, cells))
+
+    def check_media(self, media: Media) -> None:
+        taken = () if self._media is None else self._media.modalities
+        if any(run.item.modality not in taken for run in media):
+            super().check_media(media)
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
@@ -124,27 +132,31 @@ class HfRunner(Runner):
             self._shared_prefix.forget()
 
     def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self._model.config)
+        return new_cache(self._model.config)
 
     def _run_row(self, step: Step) -> torch.Tensor:
         """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
         import torch
 
         (row,) = step.rows
-        past = self._slot[: row.past]
-        replayed = past[self._go_back(past) :]
-        fed = [*replayed, *row.tokens]
-        self.tokens_replayed += len(replayed)
-        rows = torch.tensor([len(replayed) + found.offset for found in step.logits_rows] or [len(fed) - 1])
+        tokens = [*self._slot[: row.past], *row.tokens]
+        fed = fed_row(tokens, self._go_back(tokens[: row.past]), row.media)
+        if fed.runs:
+            self._begin_anew()
+        self.tokens_replayed += row.past - fed.begin
+        rows = torch.tensor([row.past - fed.begin + found.offset for found in step.logits_rows] or [len(fed.ids) - 1])
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
+        device = self._model.device
+        given = picture_inputs(fed, self._parameters, device)
+        given |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
         with torch.inference_mode():
-            ids = torch.tensor([fed], device=self._model.device)
-            logits_RV = self._model(input_ids=ids, **cache, **keep).logits[0]
+            ids = torch.tensor([fed.ids], device=device)
+            logits_RV = self._model(input_ids=ids, **given, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
-        self._cached = self._slot = [*past, *row.tokens]
+        self._cached = self._slot = tokens
+        if fed.stop > len(tokens):
+            self._cut(fed.stop - len(tokens))
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
@@ -153,10 +165,21 @@ class HfRunner(Runner):
         shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
         if self._cache is not None and (shared == held or self._is_croppable):
             if shared < held:
-                self._cache.crop(shared - held)  # a negative number takes that many away, in every version 5
+                self._cut(held - shared)
             return shared
-        self._cache = self._new_cache() if self._keeps_cache else None
+        self._begin_anew()
         return 0
+
+    def _cut(self, num_tokens: int) -> None:
+        """Takes the last tokens out of the cache; all of them where it cannot be cut."""
+        if self._is_croppable:
+            self._cache.crop(-num_tokens)  # a negative number takes that many away, in every version 5
+        else:
+            self._begin_anew()
+            self._cached = []
+
+    def _begin_anew(self) -> None:
+        self._cache = self._new_cache() if self._keeps_cache else None
 
     def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:
         import torch
@@ -247,50 +270,5 @@ def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
     num_threads = None if threads == "auto" else threads
     trusted = settings.trust_remote_code
     loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads, trust_remote_code=trusted)
-    return OpenedRunner(HfRunner(loaded, facts, settings.max_length), choose_chunk_size(settings.engine)[0])
-
-
-def load_model(
-    where: str, dtype: str, device: str | None, num_threads: int | None = None, *, trust_remote_code: bool = False
-) -> tuple[Any, dict[str, Any]]:
-    """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
-    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process. Raises `ModelError` for
-    what cannot be loaded as a causal language model.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    load: Any = AutoModelForCausalLM.from_pretrained
-    trust = {"trust_remote_code": trust_remote_code}
-    try:
-        is_encoder_decoder = getattr(AutoConfig.from_pretrained(where, **trust), "is_encoder_decoder", False)
-        model = (
-            None
-            if is_encoder_decoder
-            else load(where, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **trust)
-        )
-    except Exception as error:
-        raise ModelError(f"transformers cannot load '{where}' as a causal model: {why_not_loaded(error)}") from error
-    if model is None:
-        raise ModelError(f"'{where}' is an encoder-decoder, which is not run on transformers here: give an ONNX model")
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    why = "a model in its original form runs one sequence at a time"
-    facts = {"model": where, "revision": getattr(model.config, "_commit_hash", None), "num_slots_origin": why}
-    dtype_name = str(placed.dtype).removeprefix("torch.")
-    return placed, {**facts, "runtime": "transformers", "dtype": dtype_name, "device": str(placed.device)}
-
-
-def context_length(config: Any) -> int | None:
-    """Positions that the configuration names; None where it names none."""
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    found = (getattr(text, name, None) for name in _LENGTHS)
-    return next((int(value) for value in found if isinstance(value, int) and value > 0), None)
-
-
-def _is_croppable(cache: Any) -> bool:
-    """Whether every layer keeps all positions, so that it can be cut back to any of them."""
-    from transformers.cache_utils import DynamicLayer
-
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    runner = HfRunner(loaded, facts, settings.max_length, model.media)
+    return OpenedRunner(runner, choose_chunk_size(settings.engine)[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.hf.hf_runner import DEFAULT_LENGTH, context_length, load_model
+from olive_ext.engine.runners.hf.hf_model import DEFAULT_LENGTH, context_length, load_model
 from olive_ext.model import ResolvedModel
 
 

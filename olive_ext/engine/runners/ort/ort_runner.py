@@ -146,8 +146,8 @@ class OrtRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
-            for copy in step.copies:
-                self._kv.copy(copy)
+            if step.copies:
+                self._kv.copy(step.copies)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
