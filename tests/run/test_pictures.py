@@ -17,7 +17,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import IncompleteError, LostRequestsError
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import media_export, plain_encoder_export
 from tests.families.pictures import picture
 
@@ -91,6 +91,48 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(pack
     assert [one["counters"]["tokens_fed"] > 0 for one in executions] == [True, False]
     metrics = [[(one["task"], one["metric"], one["value"]) for one in report["metrics"]] for report in reports]
     assert metrics[0] == metrics[1]
+
+
+def test_interrupted_evaluation_goes_on_behind_its_last_answer(package: Path, tmp_path: Path) -> None:
+    """What a kill leaves of a journal: whole lines, and the beginning of one. What they hold is not encoded again."""
+    reports = []
+    whole = _config(package, output_dir=str(tmp_path / "whole"), tasks=["shapes_colour"])
+    reports.append(evaluate(whole))
+    (journal,) = (tmp_path / "whole" / "journal").glob("*.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    half = tmp_path / "half" / "journal"
+    half.mkdir(parents=True)
+    kept = len(lines) - 3  # choices of one document are not neighbours
+    (half / journal.name).write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
+    reports.append(evaluate(_config(package, output_dir=str(tmp_path / "half"), tasks=["shapes_colour"])))
+    assert reports[0].metrics == reports[1].metrics
+    encoded = [report.results["config"]["execution"]["images_encoded"] for report in reports]
+    assert encoded[0] == NUM_DOCUMENTS
+    assert 0 < encoded[1] < encoded[0]
+
+
+def test_each_picture_is_encoded_once_over_shots_choices_retries_and_tasks(package: Path) -> None:
+    """Six choices of each document, a shot with a picture of its own before it, the same documents asked for an answer,
+    and all of it asked twice."""
+    pictures = [picture(seed, 32, 32) for seed in range(4)]
+    shots = [(pictures[0], one) for one in pictures[1:]]
+    scored = [
+        ScoringRequest("<image> is red. <image> is", choice, images=pair)
+        for pair in shots
+        for choice in (" red", " blue", " a stone", " green", " black", " pink")
+    ]
+    asked = [GenerationRequest("<image> is red. <image> is", max_new_tokens=4, images=pair) for pair in shots]
+    with olive_ext.open(package, engine={"num_slots": 2}) as session:
+        first = session.loglikelihood(scored)
+        answers = session.generate(asked)
+        assert session.loglikelihood(scored) == first
+        assert session.generate(asked) == answers
+        with pytest.raises(LostRequestsError):  # a bad picture beside them: the good ones are asked again
+            session.loglikelihood([*scored, ScoringRequest("<image> is", " red", images=[b"none"])])
+        execution, counters = session.describe_execution(), session.counters
+    assert execution["images_encoded"] == len(pictures)
+    assert execution["images_evicted"] == 0
+    assert counters.requests == 3 * len(scored) + 2 * len(asked)
 
 
 def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(package: Path, tmp_path: Path) -> None:
