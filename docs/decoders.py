@@ -37,7 +37,8 @@ INTRODUCTION = """# Decoders
 
 Made by `python -m docs.decoders` (see there). Models are tiny, with random weights, exported by real exporters.
 
-- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference:
+- **score**: largest difference of a log-probability over 48 requests, in nats, 40 with shared prefixes and 8 of one
+  length, to the reference:
   Hugging Face transformers where the export claims to be the same model in fp32, else one plain forward pass of the
   untouched file for each request (integer and half-precision weights are not the source's).
 - **plain**: the same to plain forward passes in every case that the CPU can run: what is the engine's own doing.
@@ -45,7 +46,7 @@ Made by `python -m docs.decoders` (see there). Models are tiny, with random weig
 - **generate**: greedy answers of 16 tokens that equal the reference's, with 1, 3 and 8 slots.
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once.
 - **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and requests in another
-  order, in nats.
+  order, in nats: rows one by one against steps of several texts, where the graph takes such.
 - **rows**: tokens generated a step with 8 slots, for 6 prompts of other lengths, prompts' steps counted: up to 6
   where all of them decode together, 1 where one does.
 
@@ -120,6 +121,7 @@ def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
     source = _source(export)
     stems = [draw(5, 60 if source is None else 35) for _ in range(6)]
     pairs = [(rng.choice(stems) + draw(0, 10), draw(1, 8)) for _ in range(40)]
+    pairs += [(draw(20, 20), draw(4, 4)) for _ in range(8)]
     requests = [ScoringRequest(context, target, source=source) for context, target in pairs]
     text = draw(90, 90)
     found = []

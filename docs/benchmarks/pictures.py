@@ -1,25 +1,30 @@
 """Pictures beside lm-eval's hf-multimodal, seconds to the first token of the first pictures, and memory.
 
     python -m docs.benchmarks.pictures speed tiny|base     answers and scores, ours and transformers by turns
-    python -m docs.benchmarks.pictures first PACKAGE       time to the first token, ten pictures
+    python -m docs.benchmarks.pictures first [PACKAGE]     time to the first token, ten pictures, cold and warmed
     python -m docs.benchmarks.pictures memory PACKAGE      resident memory over 500 pictures
 
 `tiny` and `base` are LLaVA with random weights: two small towers, or SigLIP base and the layers of Qwen2.5-0.5B (mobius
 exports both; weights take 2 GB). Answers are compared with hf-multimodal's; choices, which it does not score, with
 transformers called once for each, as hf-multimodal would have to. Each backend has `--num-threads` threads, in one
-process, and what is compared is processor time: it does not change when other programs run. Every round has pictures of
-its own, so nothing is left from the round before.
+process, by turns, and what is compared is processor time, which changes less than the clock when other programs run.
+Every round has pictures of its own, so nothing is left from the round before.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,30 +131,51 @@ def speed(given: argparse.Namespace) -> None:
     }
     for name, (kind, texts) in works.items():
         count = max(1, given.requests // len(texts))
-        ratios, seconds, equal = [], [], []
-        for number in range(-1, given.rounds):  # the first warms both up
-            images = [
-                noise(1000 * (number + 1) + seed, SIDES[given.shape], SIDES[given.shape]) for seed in range(count)
-            ]
+        rounds = []
+        for number in range(-1, given.rounds):  # the first warms both up, with one picture
+            sides = [SIDES[given.shape]] * 2
+            images = [noise(1000 * (number + 1) + seed, *sides) for seed in range(1 if number < 0 else count)]
             asked = [(text, choice, image) for image in images for text, choice in texts]
-            times, results = zip(*(_timed(getattr(one, kind), asked) for one in backends), strict=True)
-            if number >= 0:
-                ratios.append(times[1] / times[0])
-                seconds.append(times[0] / len(asked))
-                equal.append(_agreement(*results))
-        print(
-            f"{given.shape}: {name}: {count} pictures x {len(texts)}: transformers / ours "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), "
-            f"ours {1000 * statistics.median(seconds):.1f} ms of processor time a request; {max(equal)}",
-            flush=True,
-        )
+            rounds.append(_round([getattr(backend, kind) for backend in backends], asked, number % 2 > 0))
+        print(f"{given.shape}: {name}: {count} pictures x {len(texts)}: {_told(rounds[1:])}", flush=True)
 
 
-def _timed(call: Callable[[Sequence[Asked]], Any], asked: Sequence[Asked]) -> tuple[float, Any]:
-    gc.collect()
-    start = time.process_time()
-    found = call(asked)
-    return time.process_time() - start, found
+@dataclass(frozen=True)
+class Timed:
+    """What one backend took for a round's requests, and what it found."""
+
+    processor: float
+    clock: float
+    found: list[Any]
+
+    @classmethod
+    def of(cls, call: Callable[[Sequence[Asked]], list[Any]], asked: Sequence[Asked]) -> Timed:
+        gc.collect()
+        start = time.process_time(), time.perf_counter()
+        found = call(asked)
+        return cls(time.process_time() - start[0], time.perf_counter() - start[1], found)
+
+
+def _round(
+    calls: Sequence[Callable[[Sequence[Asked]], list[Any]]], asked: Sequence[Asked], is_reversed: bool
+) -> list[Timed]:
+    """Ours and theirs, whichever begins."""
+    turn = -1 if is_reversed else 1
+    return [Timed.of(call, asked) for call in calls[::turn]][::turn]
+
+
+def _told(rounds: Sequence[Sequence[Timed]]) -> str:
+    processor, clock = (
+        [getattr(theirs, kind) / getattr(ours, kind) for ours, theirs in rounds] for kind in ("processor", "clock")
+    )
+    ours, theirs = (
+        1000 * statistics.median(one.processor / len(one.found) for one in side) for side in zip(*rounds, strict=True)
+    )
+    return (
+        f"transformers / ours {statistics.median(processor):.2f} ({min(processor):.2f} to {max(processor):.2f}) in "
+        f"processor time, {statistics.median(clock):.2f} by the clock; ours {ours:.1f} ms of processor time a request, "
+        f"transformers {theirs:.1f}; {max(_agreement(*(one.found for one in pair)) for pair in rounds)}"
+    )
 
 
 def _agreement(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
@@ -159,17 +185,41 @@ def _agreement(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
 
 
 def first(given: argparse.Namespace) -> None:
-    """Processor and clock time of opening, and of ten pictures of other sizes, one after the other."""
-    start = time.process_time(), time.perf_counter()
-    with olive_ext.open(given.package, engine={"num_threads": given.num_threads}) as session:
-        print(f"open: {time.process_time() - start[0]:.2f} / {time.perf_counter() - start[1]:.2f} s")
+    """A table: opening and ten pictures of other sizes, one after the other, cold and warmed (`strict_shapes`). Each in
+    processes of its own, by turns, because the first picture imports the image processor."""
+    if not given.packages:
+        from tests.exports.media import media_export
+
+        given.packages = [str(media_export("qwen2_5_vl", "f32", "webgpu")[0])]
+    sides: dict[str, list[list[list[float]]]] = {"cold": [], "warmed": []}
+    for number in range(given.rounds):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            options = [given.packages[0], "--num-threads", str(given.num_threads), "--child", name]
+            command = [sys.executable, "-m", "docs.benchmarks.pictures", "first", *options]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            sides[name].append(json.loads(done.stdout.splitlines()[-1]))
+    print("| ms of processor time (clock) | " + " | ".join(sides) + " |\n|---|" + "--:|" * len(sides))
+    for place, row in enumerate(["opening", *(f"picture {number}" for number in range(1, 11))]):
+        cells = [[statistics.median(one[place][kind] for one in side) for kind in (0, 1)] for side in sides.values()]
+        print(f"| {row} | " + " | ".join(f"{cell[0]:.0f} ({cell[1]:.0f})" for cell in cells) + " |")
+
+
+def first_in_this_process(given: argparse.Namespace) -> None:
+    """Prints milliseconds of the processor and the clock as JSON: opening, and each picture to its first token."""
+    times = [clocks()]
+    engine = {"num_threads": given.num_threads, "strict_shapes": given.child == "warmed"}
+    with olive_ext.open(given.packages[0], execution_provider="cpu", engine=engine) as session:
+        times.append(clocks())
         marker = session.media.marker_text(next(iter(session.media.markers)))  # type: ignore[union-attr]
         for seed in range(10):
             image = noise(seed, 40 + 6 * seed, 100 - 6 * seed)
-            start = time.process_time(), time.perf_counter()
             session.generate([GenerationRequest(f"{marker} What is this?", images=[image], max_new_tokens=1)])
-            spent = 1000 * (time.process_time() - start[0]), 1000 * (time.perf_counter() - start[1])
-            print(f"picture {seed + 1}: {spent[0]:.0f} / {spent[1]:.0f} ms", flush=True)
+            times.append(clocks())
+    print(json.dumps([[1000 * (end - start) for start, end in zip(*pair, strict=True)] for pair in pairwise(times)]))
+
+
+def clocks() -> tuple[float, float]:
+    return time.process_time(), time.perf_counter()
 
 
 def memory(given: argparse.Namespace) -> None:
@@ -200,8 +250,10 @@ def main() -> None:
     one.add_argument("--rounds", type=int, default=3)
     one.set_defaults(run=speed)
     one = commands.add_parser("first")
-    one.add_argument("package")
-    one.set_defaults(run=first)
+    one.add_argument("packages", metavar="PACKAGE", nargs="*")
+    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--child", choices=("cold", "warmed"), help=argparse.SUPPRESS)
+    one.set_defaults(run=lambda given: (first_in_this_process if given.child else first)(given))
     one = commands.add_parser("memory")
     one.add_argument("package")
     one.add_argument("--pictures", type=int, default=500)

@@ -14,7 +14,7 @@ from olive_ext.graph.attention_rewrites import with_full_length_kv
 from olive_ext.graph.onnx_file import load_graph
 from olive_ext.graph.paged_attention import NotPagedError
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import ONE_BY_ONE, Decision
+from olive_ext.model.decisions import Decision
 
 
 def on_graph(model: ResolvedModel, decision: Decision) -> Decision:
@@ -24,7 +24,7 @@ def on_graph(model: ResolvedModel, decision: Decision) -> Decision:
     try:
         packed(model, with_full_length_kv(load_graph(model.files.decoder)), model.spec)
     except NotPagedError as error:
-        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {error}")
+        return model.scored_one_by_one(str(error))
     return decision
 
 

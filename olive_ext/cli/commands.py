@@ -8,8 +8,9 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from olive_ext import __version__
 from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_values
@@ -74,11 +75,23 @@ class UsageError(Exception):
 class _Parser(ArgumentParser):
     """Raises instead of printing the usage and exiting: the caller prints one line."""
 
+    passes_on = False
+    """Whether another program reads the arguments that this one does not know."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see '{self.prog} --help')")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and not self.passes_on:
+            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            hint = f": did you mean '{near[0]}'?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
-def build_parser() -> ArgumentParser:
+
+def build_parser() -> _Parser:
     """The parser; `arguments.command` names the command."""
     parser = _Parser(prog="olive-ext", description=ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"olive-ext {__version__}")
@@ -98,6 +111,7 @@ def build_parser() -> ArgumentParser:
     made["evalution"].add_argument("spec", metavar="SPEC", help=SPEC_HELP)
     made["evalution"].add_argument("--output", metavar="FILE", help=RESULT_HELP)
     made["run"].epilog = RUN_HELP
+    made["run"].passes_on = True
     made["run"].add_argument("--config", "--run-config", metavar="RECIPE", required=True, help=RECIPE_HELP)
     made["run"].add_argument("-m", "--model_name_or_path", dest="model", metavar="MODEL", help=RUN_MODEL_HELP)
     made["job"].add_argument("kind", metavar="|".join(JOB_KINDS), choices=JOB_KINDS, help=JOB_KIND_HELP)
@@ -124,9 +138,9 @@ def _count(text: str) -> int:
 def parse(argv: list[str]) -> Namespace:
     """The arguments; raises `UsageError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
     parser = build_parser()
-    if argv[:1] == ["run"]:
-        return parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]
-    return parser.parse_args(argv)
+    parser.passes_on = argv[:1] == ["run"]
+    arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]
+    return arguments
 
 
 def quickstart_command(arguments: Namespace) -> int:

@@ -55,14 +55,15 @@ class EngineConfig(Strict):
     where steps have few shapes, 256 for a prompt, and for texts that are scored what has been measured to cost least on
     the opened model."""
 
-    scoring: Annotated[Literal["auto", "branches", "packed", "rows"], BeforeValidator(word)] = "auto"
+    scoring: Annotated[Literal["auto", "branches", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common
     prefix in one step. "packed" fills steps with the tokens of many texts and prompts on CUDA and WebGPU, where
-    attention over a paged cache takes the place of the graph's. "rows" computes one text after the other. "auto" is
-    "packed" where that is possible and agrees with the graph's attention when the model is opened; on the CPU it takes
-    of the other two what has been measured to be faster on the opened model. It is "rows" with the shape buckets of
-    `shapes` or `graph_capture`, and where activations are rounded to few bits (the numbers would differ by that
-    rounding); the execution's `scoring` names the choice."""
+    attention over a paged cache takes the place of the graph's. "rows" computes one text after the other; "answers",
+    too, but those that add only a few tokens to what is resident (the answers to one question) share steps of one token
+    each. "auto" is "packed" where that is possible and agrees with the graph's attention when the model is opened; on
+    the CPU it takes of "branches" and "rows" what has been measured to be faster on the opened model. Elsewhere it is
+    "answers" where that agrees and is measured to be faster, else "rows". It is "rows" where activations are rounded to
+    few bits (the numbers would differ by that rounding); the execution's `scoring` names the choice."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
     """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" pads each

@@ -98,11 +98,11 @@ class StepLoop:
         items = [(key, self._media_ids.put(request)) for key, request in items]
         plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
-            self.reset()  # what was timed has overwritten the shared-prefix cache
+            self.reset()  # what was timed has overwritten the shared-prefix cache, or slots
         positions, cells = self._needed([request for _, request in items])
         self.reserve(positions, cells)
         self._cells = max(self._cells, cells)
-        if (self._scheduler.capacity, self._scheduler.tree_batch_tokens) != (self._in_use, self._steps.size):
+        if self._scheduler.form != (self._in_use, self._steps.size, self._steps.answers.tokens):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive
@@ -203,7 +203,8 @@ class StepLoop:
 
     def _new_scheduler(self) -> Scheduler:
         """A scheduler knows one capacity and one form of steps."""
-        scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps.size)
+        sizes = self._chunk_size, self._steps.size, self._steps.answers.tokens
+        scheduler = Scheduler(self.traits, self._in_use, self._counters, *sizes)
         scheduler.limit = self._limit
         scheduler.reports_non_finite = self._reports_non_finite
         return scheduler

@@ -182,16 +182,27 @@ def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = T
 
 
 def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
-    """Whether texts are to be scored in packed steps ("packed"), in tree batches ("branches"), or one after the other
-    ("rows"). Raises `ConfigError` where packed steps are demanded in vain.
+    """Whether texts are to be scored in packed steps ("packed"), in tree batches ("branches"), or one after the other,
+    with the short ones in steps of one token of each ("answers") or without ("rows"). Raises `ConfigError` where packed
+    steps or steps of short answers are demanded in vain.
 
-    Packed steps and tree batches are tried out on the opened model: the graph may reject them, and the device may
-    compute them wrongly. Where activations are rounded, only the setting "branches" chooses them.
+    Packed steps, tree batches and steps of short answers are tried out on the opened model: the graph may reject them,
+    and the device may compute them wrongly. Where activations are rounded, only the setting "branches" chooses them.
     """
     if spec.is_paged:
         return Decision("scoring", "packed", "the graph has a paged cache")
     if config.scoring == "rows":
         return Decision("scoring", "rows", "engine.scoring")
+    if config.scoring == "answers":
+        if reason := against_answers(config, device, spec, buckets):
+            raise ConfigError(f"'engine.scoring' = \"answers\": {reason}")
+        return Decision("scoring", "answers", "engine.scoring: if steps of short answers agree", "tried")
+    chosen = _shared_steps(config, device, spec, buckets)
+    return one_by_one(config, device, spec, buckets, chosen.reason) if chosen.value == "rows" else chosen
+
+
+def _shared_steps(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
+    """Packed steps or tree batches, or "rows" with the reason why there are neither."""
     if device in PAGED_CACHES and config.scoring != "branches":
         reason = against_packing(config, device, spec, buckets)
         if reason is None:
@@ -214,6 +225,24 @@ def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets
     return Decision("scoring", "branches", f"{config.scoring}: until there has been enough work to measure", "tried")
 
 
+def one_by_one(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan, reason: str) -> Decision:
+    """How texts are scored that share no steps for `reason`: the short ones do nevertheless, where that can be."""
+    if against_answers(config, device, spec, buckets):
+        return Decision("scoring", "rows", reason)
+    return Decision("scoring", "answers", f"{reason}; {SHORT_ANSWERS}", "tried")
+
+
+def against_answers(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> str | None:
+    """Why short answers are not to be fed one token a step together; None where they may be."""
+    if config.scoring == "rows":
+        return "engine.scoring"
+    if buckets.is_strict:
+        return "a step of many answers may have more targets than any that was run beforehand"
+    if device != "cuda" and spec.rounds_rows:
+        return "one token is computed otherwise than several, which the rounding of activations would show"
+    return against_buckets(spec)
+
+
 def against_packing(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> str | None:
     """Why a graph is not to be opened with its attention over a paged cache, for packed steps; None where it may be."""
     if config.graph == "untouched":
@@ -233,6 +262,8 @@ def against_packing(config: EngineConfig, device: str, spec: DecoderSpec, bucket
 
 PAGED_CACHES = {"cuda": frozenset({3, 10, 16, 17}), "webgpu": frozenset({10})}
 """By device the element types of caches that PagedAttention takes (ONNX's INT8, FLOAT16, BFLOAT16, FLOAT8E4M3FN)."""
+
+SHORT_ANSWERS = "short answers share steps of one token each where that is measured to be cheaper"
 
 ONE_BY_ONE = "texts are scored one after the other"
 """Begins the notes on why there are no tree batches, where a user may have expected them."""

@@ -219,14 +219,18 @@ class ResolvedModel:
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        return decisions.choose_overlap(
-            self.settings.engine, self.device.kind, has_any_shape=self.buckets.steps == "none"
-        )
+        has_any_shape = self.buckets.steps == "none"
+        return decisions.choose_overlap(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @cached_property
     def scoring(self) -> Decision:
         """How texts that are scored share steps."""
         return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
+
+    def scored_one_by_one(self, problem: str) -> Decision:
+        """How texts are scored where `problem` speaks against packed steps."""
+        about = self.settings.engine, self.device.kind, self.spec, self.buckets
+        return decisions.one_by_one(*about, f"{decisions.ONE_BY_ONE}: {problem}")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -50,7 +50,12 @@ def test_help_and_version_are_0(argv: list[str], capsys: pytest.CaptureFixture[s
     [
         ([], "the following arguments are required: COMMAND (see 'olive-ext --help')"),
         (["evaluate"], "the following arguments are required: MODEL (see 'olive-ext evaluate --help')"),
-        (["evaluate", "m", "--lim", "3"], "unrecognized arguments: --lim 3 (see 'olive-ext --help')"),
+        (
+            ["evaluate", "m", "--lim", "3"],
+            "unrecognized arguments: --lim 3: did you mean '--limit'? (see 'olive-ext evaluate --help')",
+        ),
+        (["check", "m", "n", "-o"], "unrecognized arguments: n -o (see 'olive-ext check --help')"),
+        (["--odd", "check", "m"], "unrecognized arguments: --odd (see 'olive-ext --help')"),
         (["evaluate", "m"], "missing key 'tasks'"),
         (["evaluate", "m", "--tasks", ","], "'tasks' = []: give a non-empty list, each item a string or a mapping"),
         (

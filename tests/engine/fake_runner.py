@@ -68,11 +68,21 @@ class FakeRunner(Runner):
         can_rewind: bool = True,
         chunked_prefill: bool = True,
         has_tree_batches: bool = False,
+        answer_steps: bool = False,
         async_decode: bool = False,
         row_mix: RowMix = ALONE,
     ) -> None:
         super().__init__(
-            Traits(context_length, batching, row_mix, can_rewind, chunked_prefill, async_decode, has_tree_batches)
+            Traits(
+                context_length,
+                batching,
+                row_mix,
+                can_rewind,
+                chunked_prefill,
+                async_decode,
+                has_tree_batches,
+                answer_steps=answer_steps,
+            )
         )
         self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None

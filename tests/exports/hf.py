@@ -324,6 +324,19 @@ FAMILIES = {
         },
         auto="AutoModelForImageTextToText",
     ),
+    # As many rows for a picture as onnxruntime-genai takes for granted, for docs/benchmarks.
+    "gemma3_256": Family(
+        "Gemma3Config",
+        {
+            "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+            "vision_config": {**_SIGLIP, "image_size": 128, "patch_size": 4},
+            "mm_tokens_per_image": 256,
+            "boi_token_index": MEDIA,
+            "image_token_index": MEDIA + 1,
+            "eoi_token_index": MEDIA + 2,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
     # Speech: seconds of sound are 13 rows each, which see those of two seconds.
     "qwen3_asr": Family(
         "Qwen3ASRConfig",

@@ -47,6 +47,11 @@ def _siglip(side: int) -> dict[str, Any]:
     return {"image_processor_type": "SiglipImageProcessor", "size": {"height": side, "width": side}}
 
 
+def _gemma3(side: int) -> dict[str, Any]:
+    size = {"height": side, "width": side}
+    return {"image_processor_type": "Gemma3ImageProcessor", "size": size, "do_pan_and_scan": False}
+
+
 _QWEN = MediaFamily(
     ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     "<|vision_start|><|image_pad|><|vision_end|>",
@@ -91,7 +96,7 @@ MEDIA_FAMILIES = {
     "gemma3": MediaFamily(
         ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
         "<start_of_image>",
-        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}, "do_pan_and_scan": False},
+        _gemma3(32),
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
     "qwen3_5": _QWEN,
@@ -110,8 +115,11 @@ SOUND_FAMILIES = {
     ),
 }
 
-BENCHMARKED = {"llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224))}
-"""Of a real shape, for docs/benchmarks only."""
+BENCHMARKED = {
+    "llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224)),
+    "gemma3_256": replace(MEDIA_FAMILIES["gemma3"], processor=_gemma3(128)),
+}
+"""For docs/benchmarks only: of a real shape; with onnxruntime-genai's number of tokens."""
 
 _TOWER = ("vision_tower.", "vision_tower.vision_model.")
 RENAMED = {
@@ -128,6 +136,7 @@ RENAMED = {
 """Parts of the names of weights that transformers 5 writes otherwise than mobius 0.1.0 looks for."""
 
 RENAMED["llava_base"] = RENAMED["llava"]
+RENAMED["gemma3_256"] = RENAMED["gemma3"]
 RENAMED["qwen3_asr"] = (
     ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
     ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),

@@ -143,6 +143,7 @@ class ResidentTap(Tap):
             can_rewind=own.can_rewind and other.can_rewind,
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
             tree_batches=own.tree_batches and other.tree_batches,
+            answer_steps=own.answer_steps and other.answer_steps,
             source_kind=own.source_kind,
             row_group=max(own.row_group, other.row_group),
         )

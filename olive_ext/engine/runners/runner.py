@@ -38,6 +38,9 @@ class Traits:
     tree_batches: bool = False
     """A step may be a tree batch."""
 
+    answer_steps: bool = False
+    """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
+
     source_kind: SourceKind | None = None
     """What the encoder takes; None where there is none."""
 

@@ -13,6 +13,7 @@ from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, ste
 from olive_ext.engine.step import (
     FIRST_CELL,
     SHARED_PREFIX,
+    Batching,
     CellArray,
     Copy,
     FloatArray,
@@ -118,6 +119,29 @@ def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
     except RunError as error:
         return f"a packed step fails: {error}"
     return disagreement("packed steps", expected, [both[: len(TARGETS)], both[len(TARGETS) :]], again)
+
+
+def check_answer_steps(runner: Runner, vocab_size: int) -> str | None:
+    """Why texts that are scored must not be fed one token a step together; None where that scores what single rows
+    score."""
+    rng = np.random.default_rng(0)
+    stem, *ends = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
+    runner.reserve(STEM + SUFFIX)
+    is_pool = runner.traits.batching is Batching.POOL
+    idle = tuple(Row(slot, 0, (0,)) for slot in range(2, runner.capacity.num_slots if is_pool else 2))
+    found = np.zeros(0, np.float32)
+    try:
+        expected = [_score(runner, stem + end) for end in ends]
+        again = _score_one_by_one(runner, stem + ends[1], STEM)
+        _score(runner, stem)
+        for depth, tokens in enumerate(zip(*ends, strict=True)):
+            rows = tuple(Row(slot, STEM + depth, (token,)) for slot, token in enumerate(tokens))
+            copies = () if depth else (Copy(0, 1, STEM),)
+            step = Step((*rows, *idle), (LogitsRow(0, 0), LogitsRow(1, 0)), _targets(2), copies=copies)
+            found = runner.run(step).target_logprobs
+    except RunError as error:
+        return f"a step of short answers fails: {error}"
+    return disagreement("short answers together", expected, [found[: len(TARGETS)], found[len(TARGETS) :]], again)
 
 
 def _score(runner: Runner, tokens: tuple[int, ...], past: int = 0, padding: BucketedRunner | None = None) -> FloatArray:

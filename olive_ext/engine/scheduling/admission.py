@@ -1,6 +1,8 @@
 """Sequences that wait for a slot, in sorted order, and which of them a step has room for. Knows no runner.
 
 Where a step takes many of them, one is passed over while an earlier one is about to compute the prefix that both share.
+Where a step takes one input or many short answers, inputs come first until as many answers as there are slots wait for
+nothing but these.
 """
 
 from __future__ import annotations
@@ -21,24 +23,28 @@ LOOK_AHEAD = 256
 class Admission:
     """Gives slots to waiting sequences."""
 
-    def __init__(self, slots: Slots, traits: Traits, counters: Counters) -> None:
+    def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
+        """`answer_tokens`: the most tokens of a text, behind what it shares, that is fed one token a step."""
         self._slots = slots
+        self._answer_tokens = answer_tokens
         self._can_share = traits.chunked_prefill
         self._row_group = traits.row_group
         self._counters = counters
-        self._waiting: deque[Sequence] = deque()
+        self._inputs: deque[Sequence] = deque()
+        self._answers: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._inputs) + len(self._answers)
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
+        is_answer = self._is_answer(sequence, sequence.num_shared, self._answer_tokens)
+        (self._answers if is_answer else self._inputs).append(sequence)
 
     def admit(self, room: int, most: int) -> Iterator[tuple[Sequence, Copy | None]]:
-        """Up to `most` sequences, as long as `room` tokens of the next step are not filled, each in a slot, with the
-        copy that puts there what it shares with others."""
+        """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, with the copy
+        that puts there what it shares with others; and any number of short answers."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
             if sequence.parent is not None:
                 sequence.parent.num_children -= 1
@@ -49,9 +55,18 @@ class Admission:
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.copy is not None
-            room -= sequence.pending
-            most -= 1
+            most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
+            sequence.is_answer = self._is_answer(sequence, taken.shared, most_fed)
+            if not sequence.is_answer:
+                room -= sequence.pending
+                most -= 1
             yield sequence, taken.copy
+
+    @staticmethod
+    def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:
+        """Whether it has up to `most` tokens behind those that it shares, all text: it is fed one token a step."""
+        is_text = not sequence.media or sequence.media[-1].stop <= num_shared
+        return sequence.generation is None and sequence.end - num_shared <= most and is_text
 
     def _most_shared(self, sequence: Sequence) -> int:
         """Tokens that need not be fed again: not those that are read, and of a prompt so few that a group of rows is
@@ -64,16 +79,29 @@ class Admission:
     def _next(self) -> Sequence | None:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
         sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
-        wanted = self.wanted()
-        for place in range(min(len(self._waiting), LOOK_AHEAD)):
-            sequence = self._waiting[place]
-            has_slot = self._slots.is_idle or self._has_slot(sequence, wanted)
-            if has_slot and not self._is_prefix_due(sequence):
-                del self._waiting[place]
-                return sequence
-            if sequence.num_slots > 1 and not has_slot:
-                return None  # others would take the slots that it waits for, one by one
+        is_idle = self._slots.is_idle
+        found = self._take_out(self.wanted()) if self._answers or not is_idle else None
+        return self._take_out(set()) if found is None and is_idle else found
+
+    def _take_out(self, wanted: set[int]) -> Sequence | None:
+        """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""
+        kinds = [(self._inputs, 1 if self._answers else LOOK_AHEAD), (self._answers, LOOK_AHEAD)]
+        if self._answers and self._num_children() >= self._slots.num_free(wanted):
+            kinds.reverse()
+        for waiting, look_ahead in kinds:
+            for place in range(min(len(waiting), look_ahead)):
+                sequence = waiting[place]
+                has_slot = self._has_slot(sequence, wanted)
+                if has_slot and not self._is_prefix_due(sequence):
+                    del waiting[place]
+                    return sequence
+                if sequence.num_slots > 1 and not has_slot:
+                    return None  # others would take the slots that it waits for, one by one
         return None
+
+    def _num_children(self) -> int:
+        """Waiting sequences whose prefix a slot holds, or is about to."""
+        return sum(last.num_children for last in self._last.values())
 
     def wanted(self) -> set[int]:
         """Slots whose content waiting sequences share."""

@@ -23,10 +23,11 @@ def next_rows(
         rows = {sequence.slot: _row(sequence, traits, capacity, most_tokens) for sequence in ready}
         chosen = _alike([(sequence, len(rows[sequence.slot].tokens)) for sequence in ready], traits)
         return [(sequence, rows[sequence.slot]) for sequence in chosen[:limit]]
-    inputs = [sequence for sequence in ready if sequence.pending > 1]
+    inputs = [sequence for sequence in ready if sequence.pending > 1 and not sequence.is_answer]
     if inputs and traits.batching is not Batching.PACKED:
         return [(inputs[0], _row(inputs[0], traits, capacity, most_tokens))]
-    decoding = together([sequence for sequence in ready if sequence.pending == 1], traits, limit)
+    short = [sequence for sequence in ready if sequence.pending == 1 or sequence.is_answer]
+    decoding = together(short, traits, limit)
     packed = [(sequence, _row(sequence, traits, capacity, 1)) for sequence in decoding]
     room = most_tokens - len(packed)
     for sequence in inputs:

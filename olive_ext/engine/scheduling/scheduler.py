@@ -3,7 +3,8 @@
 A step is a tree batch, where the runner takes these and there is something to score; or it is packed: the rows that
 decode, and inputs of many sequences up to the chunk size; or it has one row with several tokens, or several rows with
 one token each (GroupQueryAttention refuses several tokens behind a past in a batch). There an input is computed to its
-end before the next sequence is admitted, and decoding rows wait. Or it has the most rows that are alike, inputs first.
+end before the next sequence is admitted, and decoding rows wait; short answers may be fed as those are. Or it has the
+most rows that are alike, inputs first.
 
 What a planned step feeds counts as computed at once, so that the next step can be planned before it has run; its scores
 and tokens are taken in when it is read. Knows no runner.
@@ -32,12 +33,19 @@ class Scheduler:
     """Admits sequences to slots, plans steps, delivers scores and tokens to answers."""
 
     def __init__(
-        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, tree_batch_tokens: int = 0
+        self,
+        traits: Traits,
+        capacity: Capacity,
+        counters: Counters,
+        chunk_size: int,
+        tree_batch_tokens: int = 0,
+        answer_tokens: int = 0,
     ) -> None:
         """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
-        computes scored sequences in slots, too. `limit` may be set to fewer tokens of any step, `reports_non_finite`
-        to count such requests instead of raising an error."""
-        self.capacity = capacity
+        computes scored sequences in slots, too. `answer_tokens`: the most of a text, behind what it shares, that is fed
+        one token a step. `limit` may be set to fewer tokens of any step, `reports_non_finite` to count such requests
+        instead of raising an error."""
+        self.form = capacity, tree_batch_tokens, answer_tokens
         self.tree_batch_tokens = tree_batch_tokens
         self._is_packed = traits.batching is Batching.PACKED
         self._is_alike = traits.batching is Batching.ALIKE
@@ -46,13 +54,14 @@ class Scheduler:
             capacity.positions,
             traits.can_rewind,
             has_blocks=self._is_packed or self._is_alike,
-            min_copy={Batching.PACKED: MIN_FORK, Batching.ALIKE: 1}.get(traits.batching, MIN_COPY),
+            keeps_wanted=answer_tokens > 0,
+            min_copy=_min_copy(traits.batching, answer_tokens),
             row_group=traits.row_group,
         )
         self._traits = traits
         self._chunk_size = chunk_size
         self._counters = counters
-        self._admission = Admission(self.slots, traits, counters)
+        self._admission = Admission(self.slots, traits, counters, answer_tokens)
         self._running: dict[int, Sequence] = {}
         self._beams: dict[int, BeamGroup] = {}
         self._forks: list[Copy] = []
@@ -214,11 +223,12 @@ class Scheduler:
         return replace(plan, step=replace(plan.step, moves=batch.moves, first_cell=batch.first_cell))
 
     def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, to
-        all where those that are alike share steps."""
+        """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, or
+        else to all short answers, to all where those that are alike share steps."""
         if not self._admission.num_waiting:
             return ()
-        pending = sum(sequence.pending for sequence in self._running.values() if not sequence.is_input_computed)
+        inputs = [one for one in self._running.values() if not (one.is_input_computed or one.is_answer)]
+        pending = sum(sequence.pending for sequence in inputs)
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
             return ()
@@ -269,3 +279,10 @@ class Scheduler:
         del self._running[sequence.slot]
         self._beams.pop(sequence.slot, None)
         self.slots.release(sequence.slot)
+
+
+def _min_copy(batching: Batching, answer_tokens: int) -> int:
+    """Positions that a copy between slots must save: a step of its own for a few tokens costs more than a copy."""
+    if batching is Batching.ALIKE:
+        return 1
+    return MIN_FORK if batching is Batching.PACKED or answer_tokens else MIN_COPY

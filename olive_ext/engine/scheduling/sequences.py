@@ -108,6 +108,9 @@ class Sequence:
     num_children: int = 0
     """Sequences whose parent this is, and that have no slot yet."""
 
+    is_answer: bool = False
+    """What it does not share is so little that it is fed one token a step, in steps with others."""
+
     slot: int = -1
     computed: int = 0
     """Tokens that the steps planned so far compute."""

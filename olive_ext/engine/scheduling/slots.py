@@ -39,14 +39,17 @@ class Slots:
         can_rewind: bool = True,
         *,
         has_blocks: bool = False,
+        keeps_wanted: bool = False,
         min_copy: int = MIN_COPY,
         row_group: int = 1,
     ) -> None:
-        """`has_blocks`: slots share memory, so that copies cost next to nothing. `min_copy`: positions that one must
-        save. `row_group`: what is shared is a multiple of so many tokens."""
+        """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
+        share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
+        must save. `row_group`: what is shared is a multiple of so many tokens."""
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
+        self._keeps_wanted = keeps_wanted
         self._row_group = row_group
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
@@ -93,8 +96,9 @@ class Slots:
         shared = self._reusable(tokens[:limit], source)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         oldest = self._oldest(wanted)
-        slot = oldest if self._has_blocks else min([(-shared[s], self._used_at[s], s) for s in free])[2]
-        givers = range(self.num_slots) if self._has_blocks else self._busy
+        kept = wanted if self._keeps_wanted else ()
+        slot = oldest if self._has_blocks else min([(s in kept, -shared[s], self._used_at[s], s) for s in free])[3]
+        givers = range(self.num_slots) if self._has_blocks or self._keeps_wanted else self._busy
         giver = max(givers, key=shared.__getitem__, default=slot)
         copy = None
         if shared[giver] >= shared[slot] + self.min_copy:
@@ -102,8 +106,7 @@ class Slots:
             copy = Copy(giver, slot, shared[giver])
             self._note_use(giver)
         length = shared[giver] if copy else shared[slot]
-        kept = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
-        self._checkpoints[slot] = kept
+        self._checkpoints[slot] = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
         self._lengths[slot] = length
         self._sources[slot] = source

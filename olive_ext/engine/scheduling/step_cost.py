@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, LogitsRow, Row, Step, StepOutput
 
 SIZES = (64, 128, 256, 512)
@@ -40,6 +40,9 @@ class Target(Protocol):
 
     @property
     def traits(self) -> Traits: ...
+
+    @property
+    def capacity(self) -> Capacity: ...
 
     def reserve(self, positions: int, cells: int = 0) -> None: ...
 

@@ -20,6 +20,7 @@ import numpy as np
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.scheduling.answer_steps import AnswerSteps
 from olive_ext.engine.scheduling.prefix_tree import Plan
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.step_cost import (
@@ -49,16 +50,20 @@ class ScoringForm:
     is_open: bool = False
     reason: str = "engine.chunk_size"
     is_measured: bool = True
+    pins_answers: bool = False
+    """Short answers share steps where the rule says so, whatever the clock says."""
 
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringForm:
         """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
         is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
-        return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
+        pins_answers = settings.engine.scoring == "answers"
+        is_measured = settings.deterministic is not True
+        return cls(is_open, "engine.scoring", is_measured=is_measured, pins_answers=pins_answers)
 
 
 class ScoringSteps:
-    """The present choice; `size` is 0 where sequences are scored one by one."""
+    """The present choice; `size` is 0 where sequences are scored one by one, but for the short ones of `answers`."""
 
     def __init__(self, chunk_size: int, form: ScoringForm, traits: Traits) -> None:
         self._is_packed = traits.batching is Batching.PACKED
@@ -67,6 +72,7 @@ class ScoringSteps:
         size = (DEFAULT_SIZE if form.is_open else chunk_size) if traits.tree_batches else 0
         waiting = "not measured yet: too little work so far" if form.is_measured else "by rule: nothing scored so far"
         self._choice = Choice(size, form.reason if self._is_pinned else waiting)
+        self.answers = AnswerSteps(traits, is_measured=form.is_measured and not form.pins_answers)
 
     @property
     def size(self) -> int:
@@ -74,7 +80,9 @@ class ScoringSteps:
 
     def choose(self, plan: Plan, target: Target) -> bool:
         """Takes the cheapest form for `plan`, where the form is open. The first time that a plan is large enough, steps
-        of `target` are timed; True then, because that has overwritten the shared-prefix cache."""
+        of `target` are timed; True then, because that has overwritten the shared-prefix cache, or slots."""
+        if self.answers.choose(plan, target):
+            return True
         scored = [sequence for sequence in plan.sequences if sequence.generation is None]
         parts = [(sequence.end - sequence.num_shared, sequence.num_shared) for sequence in scored]
         if self._is_pinned or not parts:
@@ -89,8 +97,10 @@ class ScoringSteps:
 
     def describe(self) -> Mapping[str, Any]:
         """The form, the reason, and what was measured (seconds)."""
-        form = "branches" if self.size else "packed" if self._is_packed else "rows"
-        facts = {"scoring": form, "scoring_step": self.size, "scoring_reason": self._choice.reason}
+        alone = "answers" if self.answers.tokens else "rows"
+        form = "branches" if self.size else "packed" if self._is_packed else alone
+        reason = self.answers.reason if self.answers.is_possible else self._choice.reason
+        facts = {"scoring": form, "scoring_step": self.size, "scoring_reason": reason, **self.answers.describe()}
         if self._cost is None or self._cost is TYPICAL:
             return facts
         return {**facts, "step_cost": {f"{name}_s": seconds for name, seconds in asdict(self._cost).items()}}

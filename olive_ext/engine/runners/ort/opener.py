@@ -49,7 +49,9 @@ class Opener:
     @property
     def form(self) -> str:
         """How texts that are scored share steps, as far as this opening has found out."""
-        return "rows" if self.against_packing else str(self.model.scoring.value)
+        if self.against_packing:
+            return str(self.model.scored_one_by_one(self.against_packing).value)
+        return str(self.model.scoring.value)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -26,8 +26,14 @@ from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedP
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.row_trials import find_row_mix
-from olive_ext.engine.runners.runner import OpenedRunner
-from olive_ext.engine.runners.trials import check_tree_batches, fitting_attention, fitting_chunk_size, with_buckets
+from olive_ext.engine.runners.runner import OpenedRunner, Runner
+from olive_ext.engine.runners.trials import (
+    check_answer_steps,
+    check_tree_batches,
+    fitting_attention,
+    fitting_chunk_size,
+    with_buckets,
+)
 from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.attention_rewrites import with_full_length_kv
@@ -130,7 +136,18 @@ def _runner(
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
-    return OpenedRunner(with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes), chunk_size)
+    opened = with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes)
+    if opener.form == "answers" and num_slots > 1:
+        _share_answer_steps(opened, spec, notes)
+    return OpenedRunner(opened, chunk_size)
+
+
+def _share_answer_steps(runner: Runner, spec: DecoderSpec, notes: list[str]) -> None:
+    """Lets short answers share steps, if these agree."""
+    problem = check_answer_steps(runner, spec.vocab_size)
+    runner.traits = replace(runner.traits, answer_steps=problem is None)
+    if problem is not None:
+        notes.append(f"short answers share no steps: {problem}")
 
 
 def _batch_rows(runner: OrtRunner, kv: ReturnedKv, spec: DecoderSpec, chunk_size: int) -> None:

@@ -148,8 +148,8 @@ class OrtRunner(Runner):
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
         with named_ort_failures(f"on a step of {shape}"):
-            for copy in step.copies:
-                self._kv.copy(copy)
+            if step.copies:
+                self._kv.copy(step.copies)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)

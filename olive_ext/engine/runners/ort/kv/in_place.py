@@ -39,11 +39,16 @@ class ViewKv(KvStore):
         for tensor in self._spec.kv:
             self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._device))
 
-    def copy(self, copy: Copy) -> None:
-        if self._device.kind == "cpu":
+    def copy(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            if self._device.kind != "cpu":
+                self._copy_on_device(copy)
+                continue
             for buffer in self._buffers:
                 buffer.copy(copy)
-            return
+
+    def _copy_on_device(self, copy: Copy) -> None:
+        """The whole slot."""
         if self._copier is None:
             self._copier = self._open_graph(copy_graph([UINT8] * len(self._buffers)))  # CUDA copies no fp8 by its type
         binding = self._copier.io_binding()

@@ -70,8 +70,8 @@ class KvStore(ABC):
         """Allocates anew with `capacity` positions for each slot; what was resident is gone."""
 
     @abstractmethod
-    def copy(self, copy: Copy) -> None:
-        """Makes the first positions of a slot those of another."""
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Makes the first positions of slots those of others, one copy after the other."""
 
     @abstractmethod
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:

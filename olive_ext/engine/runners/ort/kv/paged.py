@@ -48,9 +48,10 @@ class PagedKv(KvStore):
         for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
             pool.bind(self._binding, tensor.past, tensor.present)
 
-    def copy(self, copy: Copy) -> None:
+    def copy(self, copies: Sequence[Copy]) -> None:
         """Moves nothing: the blocks get another name."""
-        self._tables.fork(copy)
+        for copy in copies:
+            self._tables.fork(copy)
 
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]

@@ -75,9 +75,10 @@ class ReturnedKv(KvStore):
         self.capacity = capacity
         self.close()
 
-    def copy(self, copy: Copy) -> None:
-        place = self._place_at(copy.source, copy.length)
-        self._slots[copy.target] = _Slot(place, {copy.length: place})
+    def copy(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            place = self._place_at(copy.source, copy.length)
+            self._slots[copy.target] = _Slot(place, {copy.length: place})
 
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         places = [self._place_at(row.slot, row.past) for row in rows]

@@ -3,7 +3,8 @@
     pool [slots, ...]       decoding reads and writes all rows in place
     staging [1, ...]        a row with several tokens runs here; it stands for one slot until another one is needed
 
-Between the two rows move on the device: Gather takes one out of the pool, ScatterND puts one back in place.
+Between the two rows move on the device: Gather takes one out of the pool, ScatterND puts one back in place. All copies
+between slots of a step are one such run within the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.kv_store import KeptBinding, KvPlace, KvStore, allocate
 from olive_ext.engine.step import Batching, Copy, IntArray, Row
-from olive_ext.graph.standalone_graphs import put_row_graph, take_row_graph
+from olive_ext.graph.standalone_graphs import fork_graph, put_row_graph, take_row_graph
 from olive_ext.model.types import KvTensor
 
 Values = list[ort.OrtValue]
@@ -32,6 +33,7 @@ class StagedKv(KvStore):
         elem_types = [tensor.elem_type for tensor in self._spec.kv]
         self._take = self._open_graph(take_row_graph(elem_types)) if self.num_slots > 1 else None
         self._put = self._open_graph(put_row_graph(elem_types)) if self.num_slots > 1 else None
+        self._fork = self._open_graph(fork_graph(elem_types)) if self.num_slots > 1 else None
         self._staging: Values = []
         self._pool: Values = []
         self._bindings: dict[int, ort.IOBinding] = {}
@@ -47,12 +49,22 @@ class StagedKv(KvStore):
             self._pool = [self._allocate(tensor, self.num_slots) for tensor in self._spec.kv]
             self._bindings[self.num_slots] = self._binding(self._pool)
 
-    def copy(self, copy: Copy) -> None:
-        """The whole row, since parts of it cannot be addressed."""
-        self._stage(copy.source)
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Whole rows, since parts of them cannot be addressed. All are read before one is written."""
+        assert self._fork is not None
         self._write_back()
-        self._staged_slot = copy.target
-        self._is_staging_newer = True
+        sources: dict[int, int] = {}
+        for copy in copies:
+            sources[copy.target] = sources.get(copy.source, copy.source)
+        binding = self._fork.io_binding()
+        for i, pool in enumerate(self._pool):
+            binding.bind_ortvalue_input(f"x{i}", pool)
+            binding.bind_ortvalue_output(f"y{i}", pool)
+        binding.bind_cpu_input("source", np.array(list(sources.values()), np.int64))
+        binding.bind_cpu_input("target", np.array(list(sources), np.int64)[:, None])
+        self._fork.run_with_iobinding(binding)
+        if self._staged_slot in sources:
+            self._staged_slot = None
 
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         if len(rows) == 1:
