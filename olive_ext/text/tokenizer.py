@@ -47,7 +47,7 @@ def load_tokenizer(
     prefix_token_id: int | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """The tokenizer in folder (or hub name) `where`. Raises `ModelError`: not loadable, or with code that is not trusted."""
+    """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings own code."""
     from transformers import AutoTokenizer
 
     load: Any = AutoTokenizer.from_pretrained
