@@ -66,8 +66,9 @@ class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
 
 
-class UnreadableError(TaskError):
-    """A picture or a sound that a request gives cannot be read or prepared: that request alone has no answer."""
+class MediaError(TaskError):
+    """Pictures or sound of a request cannot be read or prepared, are too many, too long or missing: that request alone
+    has no answer."""
 
 
 class LostRequestsError(RunError):

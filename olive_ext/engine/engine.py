@@ -72,13 +72,13 @@ class Engine:
 
         if self._is_deterministic:
             self.reset()
-        shares: dict[StepLoop, list[tuple[int, Request]]] = {loop: [] for loop in self._loops}
-        for place, request in enumerate(requests):
-            shares[self._scoring if request.generation is None else self._generating].append((place, request))
+        items = list(enumerate(requests))
+        has_two = self._generating is not self._scoring
+        generated = [item for item in items if item[1].generation is not None] if has_two else []
+        scored = [item for item in items if item[1].generation is None] if has_two else items
         with self._running():
-            self._score(shares.pop(self._scoring), put)
-            for loop, items in shares.items():
-                self._drive(loop, items, put)
+            self._score(scored, put)
+            self._drive(self._generating, generated, put)
         return [results[place] for place in range(len(requests))]
 
     @property
@@ -147,17 +147,15 @@ class Engine:
 
     def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
-        prepared = self._tap.prepare(items)
-        for place, result in prepared:
-            if isinstance(result, Result):
-                put(place, result)
-        rest = [(place, request) for place, request in prepared if isinstance(request, Request)]
+        known, rest = self._tap.prepare(items)
+        for place, result in known.items():
+            put(place, result)
         try:
             self._drive(self._scoring, rest, lambda place, result: put(place, self._tap.finish(place, result)))
         finally:
             self._tap.flush()
 
-    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
+    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: Callable[[Any, Result], None]) -> None:
         """Runs numbered requests until none is left."""
         if not items:
             return
@@ -165,7 +163,6 @@ class Engine:
         loop.admit(items)
         while loop.has_work:
             for answer in loop.advance():
-                assert isinstance(answer.key, int)
                 put(answer.key, answer.result())
 
     def _enter(self, loop: StepLoop) -> None:

@@ -6,8 +6,8 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -153,7 +153,7 @@ class Request:
     @property
     def num_positions(self) -> int:
         """Positions it occupies at most: the last token, scored or generated, is not fed."""
-        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation else 0)
+        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation is not None else 0)
 
 
 class FinishReason(str, Enum):
@@ -215,9 +215,10 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     return Compared(**fields, targets=targets, positions=positions)
 
 
-def integers(values: Iterable[int]) -> npt.NDArray[np.int64]:
-    """As an array: by way of Python's own, which numpy reads a dozen times as fast as numbers one by one."""
-    return np.array(array("q", values))
+def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
+    """As an array, which is not to be written to: packed into bytes, which takes half as long as numpy's reading of
+    numbers one by one."""
+    return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:

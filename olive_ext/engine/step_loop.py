@@ -6,8 +6,7 @@ Knows no order of requests and no results; where memory does not suffice for a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +51,6 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
-        self._begun: Future[StepOutput] | None = None
 
     @property
     def traits(self) -> Traits:
@@ -75,31 +73,25 @@ class StepLoop:
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
-        positions, cells = self._needed(requests)
+        positions, cells = self._needed(*_longest(requests))
         capacity = self.capacity
         is_reserved = positions <= capacity.positions and cells <= capacity.cells
         return is_reserved or not self._scheduler.has_work
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
-        traits = self.traits
-        for key, request in items:
-            if request.num_positions > traits.context_length:
-                raise OliveExtError(
-                    f"request {key!r} needs {request.num_positions} positions; the model has {traits.context_length} "
-                    "(max_length)"
-                )
-            self._runner.check_source(request.source)
-            self._tap.check_source(request.source)
-            self._runner.check_media(request.media)
-            if request.generation is not None and request.generation.beams is not None:
-                self._runner.check_beams(request.generation.num_slots)
-            self._tap.check_media(request.media)
-        items = [(key, self._media_ids.put(request)) for key, request in items]
-        plan: Plan = make_plan(items, can_share=traits.chunked_prefill)
+        requests = [request for _, request in items]
+        scored, generated = _longest(requests)
+        if max(scored, generated) > (most := self.traits.context_length):
+            key, needed = next((key, found.num_positions) for key, found in items if found.num_positions > most)
+            raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
+        self._check(requests)
+        if [True for request in requests if request.media]:
+            items = [(key, self._media_ids.put(request)) for key, request in items]
+        plan: Plan = make_plan(items, can_share=self.traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache, or slots
-        positions, cells = self._needed([request for _, request in items])
+        positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
         self._cells = max(self._cells, cells)
         if self._scheduler.form != (self._in_use, self._steps.size, self._steps.answers.tokens):
@@ -113,17 +105,16 @@ class StepLoop:
         """Takes in one step; the answers that are now complete. The step behind it begins before this one is read,
         where the scheduler knows it."""
         scheduler = self._scheduler
-        present, self._begun = self._begun, None
         if not scheduler.is_planned:
             scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
-            present = present or self._thread.begin(scheduler.present, is_overlapped=False)
-            self._begun = self._thread.begin(overlapped, is_overlapped=True)
+            if not self._thread.num_begun:
+                self._thread.begin(scheduler.present, is_overlapped=False)
+            self._thread.begin(overlapped, is_overlapped=True)
         try:
-            output = self.run(scheduler.present) if present is None else present.result()
+            output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
         except MemoryShortageError as error:
-            self._begun = None  # behind a step that failed none has run: the overlapped one is run again
-            self.settle()
+            self.settle()  # behind a step that failed none has run: the overlapped one is run again
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
 
@@ -148,7 +139,6 @@ class StepLoop:
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
-        self._begun = None
         self._cells = 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
@@ -164,15 +154,26 @@ class StepLoop:
         facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
         return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
 
-    def _needed(self, requests: Sequence[Request]) -> tuple[int, int]:
-        """Positions of a slot, and cells of the shared-prefix cache."""
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
+        for source in dict.fromkeys([request.source for request in requests]):
+            self._runner.check_source(source)
+            self._tap.check_source(source)
+        for media in [request.media for request in requests if request.media]:
+            self._runner.check_media(media)
+            self._tap.check_media(media)
+        generations = [request.generation for request in requests if request.generation is not None]
+        for num_beams in {found.num_slots for found in generations if found.beams is not None}:
+            self._runner.check_beams(num_beams)
+
+    def _needed(self, scored: int, generated: int) -> tuple[int, int]:
+        """Positions of a slot, and cells of the shared-prefix cache, for requests of these lengths."""
+        context_length = self.traits.context_length
         if not self._steps.size:
-            most, group = _most_positions(requests), self.traits.row_group
-            return min(most + -most % group, self.traits.context_length), 0
-        scored = [request for request in requests if request.generation is None]
-        cells = FIRST_CELL + _most_positions(scored) + self._steps.size if scored else 0
-        cells = min(cells, CELLS_PER_POSITION * self.traits.context_length)
-        return _most_positions(request for request in requests if request.generation is not None), cells
+            most, group = max(scored, generated), self.traits.row_group
+            return min(most + -most % group, context_length), 0
+        cells = FIRST_CELL + scored + self._steps.size if scored else 0
+        return generated, min(cells, CELLS_PER_POSITION * context_length)
 
     def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
         """The output of a step that is too large for the memory, run in two parts.
@@ -210,5 +211,8 @@ class StepLoop:
         return scheduler
 
 
-def _most_positions(requests: Iterable[Request]) -> int:
-    return max((request.num_positions for request in requests), default=0)
+def _longest(requests: Sequence[Request]) -> tuple[int, int]:
+    """Most positions of a request that is scored only, and of one that generates; 0 where there is none."""
+    found = [(request.generation is None, request.num_positions) for request in requests]
+    scored = max([positions for is_scored, positions in found if is_scored], default=0)
+    return scored, max([positions for is_scored, positions in found if not is_scored], default=0)

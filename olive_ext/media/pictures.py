@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from olive_ext.errors import TaskError, UnreadableError, first_line
+from olive_ext.errors import MediaError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,40 +27,40 @@ LARGEST_SIDE = 16384
 
 
 def read_picture(given: Given) -> Image.Image:
-    """The picture upright and in RGB. Raises `UnreadableError` for what is none, or one that no model was made for."""
+    """The picture upright and in RGB. Raises `MediaError` for what is none, or one that no model was made for."""
     from PIL import Image, ImageOps
 
     try:
         picture = given if isinstance(given, Image.Image) else Image.open(_opened(given))
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
-            raise UnreadableError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
+            raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
         width, height = picture.size
         if not width or not height:
-            raise UnreadableError(f"{named(given)} has no pixels ({width} x {height})")
+            raise MediaError(f"{named(given)} has no pixels ({width} x {height})")
         if max(width, height) > LARGEST_SIDE:
-            raise UnreadableError(f"{named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
+            raise MediaError(f"{named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
         return ImageOps.exif_transpose(picture).convert("RGB")
-    except UnreadableError:
+    except MediaError:
         raise
     except (
         Exception
     ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
-        raise UnreadableError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise MediaError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
 def sendable(given: Given) -> Given:
-    """The same picture for a process that may not see this one's files. Raises `UnreadableError` where it is gone."""
+    """The same picture for a process that may not see this one's files. Raises `MediaError` where it is gone."""
     if not isinstance(given, (str, Path)):
         return given
     try:
         return Path(given).read_bytes()
     except OSError as error:
-        raise UnreadableError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise MediaError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
 def thumbnail(given: Given) -> str:
-    """A small JPEG of the picture as a data URL. Raises `UnreadableError` as `read_picture` does."""
+    """A small JPEG of the picture as a data URL. Raises `MediaError` as `read_picture` does."""
     picture, file = read_picture(given), io.BytesIO()
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     picture.save(file, "JPEG", quality=75)
@@ -93,21 +93,21 @@ def media_digest(args: Sequence[Any]) -> str:
 
 
 def data_of_url(url: Any) -> bytes:
-    """The bytes of a data URL in base64. Raises `TaskError` for any other URL: nothing is fetched."""
+    """The bytes of a data URL in base64. Raises `MediaError` for any other URL: nothing is fetched."""
     head, _, body = str(url).partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        raise TaskError(
+        raise MediaError(
             f"'{str(url)[:60]}': only data URLs in base64 are read (data:image/png;base64,...), none fetched"
         )
     return decoded(body)
 
 
 def decoded(body: str) -> bytes:
-    """The bytes of base64; `TaskError` where it is none."""
+    """The bytes of base64; `MediaError` where it is none."""
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise TaskError(f"'{body[:30]}...' is not valid base64: {error}") from error
+        raise MediaError(f"'{body[:30]}...' is not valid base64: {error}") from error
 
 
 def _opened(given: Given) -> io.BytesIO | Path:
@@ -115,7 +115,7 @@ def _opened(given: Given) -> io.BytesIO | Path:
         return io.BytesIO(given)
     if isinstance(given, (str, Path)):
         return Path(given)
-    raise UnreadableError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
+    raise MediaError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
 
 
 def named(given: Given) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import MediaItem, token_buckets
-from olive_ext.errors import ModelError, TaskError, UnreadableError, first_line
+from olive_ext.errors import MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
@@ -153,7 +153,7 @@ class MediaProcessor:
             found = processor(images=[picture], return_tensors="np")
         except Exception as error:
             width, height = picture.size
-            raise UnreadableError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
+            raise MediaError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
         return {name: np.asarray(value) for name, value in found.items()}
 
     def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:

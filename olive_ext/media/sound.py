@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import UnreadableError, first_line
+from olive_ext.errors import MediaError, first_line
 from olive_ext.media.processors import folders_of, load_feature_extractor
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -37,13 +37,11 @@ class SoundProcessor:
 
     def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
         """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
-        longer than the encoder takes, and windows do not overlap. Raises `UnreadableError` for what cannot be read."""
+        longer than the encoder takes, and windows do not overlap. Raises `MediaError` for what cannot be read."""
         samples_N, rate = read_sound(given)
         wanted = int(self._extractor.sampling_rate)
         if rate != wanted:
-            raise UnreadableError(
-                f"{_named(given)} has {rate} samples a second; this model takes {wanted}: resample it"
-            )
+            raise MediaError(f"{_named(given)} has {rate} samples a second; this model takes {wanted}: resample it")
         length = int(self._extractor.n_samples)
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
         return [self._features(part) for part in parts]
@@ -59,7 +57,7 @@ class SoundProcessor:
 
 
 def read_sound(given: Given) -> tuple[Samples, int]:
-    """Samples of one channel from -1 to 1, and their number in a second. Raises `UnreadableError`: what is wrong."""
+    """Samples of one channel from -1 to 1, and their number in a second. Raises `MediaError`: what is wrong."""
     if isinstance(given, Mapping):
         given = given.get("array"), given.get("sampling_rate")
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (int, np.integer)):
@@ -69,18 +67,16 @@ def read_sound(given: Given) -> tuple[Samples, int]:
     if array.ndim == 2:
         array = array.mean(-1, dtype=np.float32)
     if array.ndim != 1 or not array.size:
-        raise UnreadableError(f"{_named(given)} has no samples (an array of shape {list(array.shape)})")
+        raise MediaError(f"{_named(given)} has no samples (an array of shape {list(array.shape)})")
     if not np.isfinite(array).all():
-        raise UnreadableError(f"{_named(given)} holds NaN or infinity")
+        raise MediaError(f"{_named(given)} holds NaN or infinity")
     return array, rate
 
 
 def _read_wave(given: Given) -> tuple[Samples, int]:
     """Samples [N, channels] of a WAV file."""
     if not isinstance(given, (str, Path, bytes, bytearray)):
-        raise UnreadableError(
-            f"a {type(given).__name__} is no sound: give a WAV file's path or bytes, or (samples, rate)"
-        )
+        raise MediaError(f"a {type(given).__name__} is no sound: give a WAV file's path or bytes, or (samples, rate)")
     try:
         with wave.open(io.BytesIO(given) if isinstance(given, (bytes, bytearray)) else str(given), "rb") as file:
             content, channels = file.readframes(file.getnframes()), file.getnchannels()
@@ -88,7 +84,7 @@ def _read_wave(given: Given) -> tuple[Samples, int]:
             samples = (np.frombuffer(content, dtype).astype(np.float32) - silence) / loudest
             return samples.reshape(-1, channels), file.getframerate()
     except (OSError, EOFError, KeyError, ValueError, wave.Error) as error:
-        raise UnreadableError(f"{_named(given)} cannot be read as a WAV file: {first_line(error)}") from error
+        raise MediaError(f"{_named(given)} cannot be read as a WAV file: {first_line(error)}") from error
 
 
 def _named(given: Given) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
 from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import OliveExtError, SessionError, UnreadableError
+from olive_ext.errors import MediaError, OliveExtError, SessionError
 from olive_ext.session.executor import Lost
 from olive_ext.text.conversion import Converted
 
@@ -114,7 +114,7 @@ def batches(
     for requests in slices:
         converted: dict[int, Converted[Output]] = {}
         for index, request in enumerate(requests, count):
-            with _noting_unreadable(on_lost, index), naming(f"request {index}"):
+            with _noting_bad_media(on_lost, index), naming(f"request {index}"):
                 converted[index] = convert(request)
         warn({index: item.is_truncated for index, item in converted.items()})
         batch = Batch(converted, on_output, on_lost)
@@ -124,10 +124,10 @@ def batches(
 
 
 @contextmanager
-def _noting_unreadable(on_lost: OnLost, index: int) -> Iterator[None]:
+def _noting_bad_media(on_lost: OnLost, index: int) -> Iterator[None]:
     try:
         yield
-    except UnreadableError as error:
+    except MediaError as error:
         on_lost(index, str(error.__cause__))
 
 

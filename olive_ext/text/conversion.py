@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, MediaError, TaskError
 from olive_ext.text.encoder_decoder import NO_SOUND, Encoding, answer_tokens, decoder_tokens, make_sources, spoken
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.placeholders import MediaText, cut_media, with_media
@@ -80,7 +80,7 @@ def convert_generation(
     checker = StopChecker(tokenizer, request.stop)
     generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
     if len(sources) > 1 and request.num_return_sequences > 1:
-        raise TaskError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
+        raise MediaError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
@@ -165,7 +165,7 @@ def convert_scoring(
     request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
-        raise TaskError(f"the sound has {len(others) + 1} windows: a target can be scored behind one only")
+        raise MediaError(f"the sound has {len(others) + 1} windows: a target can be scored behind one only")
     found: Media = ()
     if encoding is None:
         context, target, found = scoring_tokens(tokenizer, request, media)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olive_ext.engine.requests import Source, Suppressed
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, MediaError, TaskError
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.text.placeholders import with_media
 from olive_ext.text.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput
@@ -72,15 +72,17 @@ def make_source(
     tokenizer: Tokenizer, given: SourceInput | None, encoding: Encoding | None, max_length: int
 ) -> Source | None:
     """The engine's source. Text gets the special tokens of the encoder's tokenizer; a text or ids longer than
-    `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is missing or of the wrong kind.
+    `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is of the wrong kind or a text is
+    missing, and `MediaError` where a sound is.
     """
     if encoding is None:
         if given is not None:
             raise ConfigError("'source' is for encoder-decoders; this model has no encoder: give it as the prompt")
         return None
+    if given is None and encoding.takes_features:
+        raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
     if given is None:
-        wanted = "features, or a sound be in 'audio'" if encoding.takes_features else "a text or token ids"
-        raise ConfigError(f"this model is an encoder-decoder: 'source' must be {wanted}")
+        raise ConfigError("this model is an encoder-decoder: 'source' must be a text or token ids")
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
         if not encoding.takes_features:
             raise ConfigError("'source' is an array of features; the encoder of this model takes a text or token ids")
@@ -95,15 +97,15 @@ def make_source(
 def make_sources(
     tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
 ) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound. Raises `ConfigError` as `make_source` does, and
-    `TaskError` for a sound that cannot be read or is not taken."""
+    """The engine's source, or one for each window of a sound. Raises as `make_source` does, `MediaError` for a sound
+    that cannot be read or is one too many, and `TaskError` where the model takes none."""
     if not request.audio:
         return (make_source(tokenizer, request.source, encoding, max_length),)
     if encoding is None or encoding.sound is None:
         raise TaskError(NO_SOUND)
     if len(request.audio) > 1 or request.source is not None:
         given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"
-        raise TaskError(f"the request gives {given}; this model takes one sound")
+        raise MediaError(f"the request gives {given}; this model takes one sound")
     return tuple(map(Source, encoding.sound.windows(request.audio[0])))
 
 

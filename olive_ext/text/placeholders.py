@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.engine.media import Media, MediaRun, moved
-from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.media_types import Modality
@@ -42,7 +42,8 @@ class MediaText:
     def place(self, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
         """The prompt's tokens with the placeholders of each picture in place of its marker, and where they are.
 
-        Raises `TaskError` for a picture that cannot be read, and where there are not as many markers as pictures.
+        Raises `MediaError` for a picture that cannot be read, and where there are not as many markers as pictures;
+        `TaskError` where the model takes none.
         """
         if images and Modality.IMAGE not in self.markers:
             problem = self.processor.spec.problem
@@ -69,7 +70,7 @@ class MediaText:
     def _check_count(self, places: int, given: int, modality: Modality) -> None:
         if places != given:
             name = modality.value
-            raise TaskError(
+            raise MediaError(
                 f"the request gives {given} {name}{'s' * (given != 1)}, and its prompt has {places} of the marker "
                 f"'{self.marker_text(modality)}'"
             )
@@ -109,11 +110,11 @@ def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
 
 
 def cut_media(media: Media, begin: int, length: int) -> Media:
-    """The items of tokens `begin` and following of a prompt with `length` tokens. Raises `TaskError` where one of them
+    """The items of tokens `begin` and following of a prompt with `length` tokens. Raises `MediaError` where one of them
     would be cut or lost."""
     if media and media[0].start < begin:
         taken = sum(run.item.num_tokens for run in media)
-        raise TaskError(
+        raise MediaError(
             f"{length} tokens, {taken} of them of {len(media)} pictures or sounds, are {begin} too many for the model "
             "(max_length), and pictures are not cut: give fewer or smaller ones"
         )
@@ -125,7 +126,7 @@ def with_media(
 ) -> tuple[list[Mapping[str, Any]], list[Any], list[Any]]:
     """Chat messages for a template, their pictures and their sounds, in order: those that their parts hold, and those
     given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
-    `TaskError` where more or fewer are given than parts are open."""
+    `MediaError` where more or fewer are given than parts are open."""
     found: list[Mapping[str, Any]] = []
     held: dict[str, list[Any]] = {"image": [], "audio": []}
     for message in messages:
@@ -149,7 +150,7 @@ def _filled(held: Sequence[Any], given: Sequence[Any], name: str) -> list[Any]:
     """What the messages hold, with those given in the open places; all that are given where the messages have none."""
     num_open = sum(item is None for item in held)
     if num_open != len(given) and (held or name == "picture"):
-        raise TaskError(f"the messages leave {num_open} of {len(held)} {name}s open, and {len(given)} are given")
+        raise MediaError(f"the messages leave {num_open} of {len(held)} {name}s open, and {len(given)} are given")
     rest = iter(given)
     return [next(rest) if item is None else item for item in held] if held else list(given)
 

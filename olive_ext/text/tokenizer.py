@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why_not_loaded
+from olive_ext.text.panics import panics_as_errors
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ def load_tokenizer(
 
     load: Any = AutoTokenizer.from_pretrained
     try:
-        hf = load(where, trust_remote_code=trust_remote_code)
-        hf.encode("a")  # some files can be loaded, and not be used
+        with panics_as_errors():
+            hf = load(where, trust_remote_code=trust_remote_code)
+            hf.encode("a")  # some files can be loaded, and not be used
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)

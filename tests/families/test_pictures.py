@@ -18,7 +18,7 @@ from PIL import Image
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.media_types import Modality
@@ -181,5 +181,5 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
         context = context.format(marker=MEDIA_FAMILIES[name].marker)
     with _open(name) as session:
         request = ScoringRequest(context, " stone", images=images)  # type: ignore[arg-type]
-        with pytest.raises((TaskError, ConfigError), match=error):
+        with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
             session.loglikelihood([request])

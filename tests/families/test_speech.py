@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import wave
 from pathlib import Path
@@ -20,7 +21,9 @@ from lm_eval.tasks import TaskManager
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.word_errors import normalized, word_error_rate
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import ConfigError, LostRequestsError, TaskError
+from olive_ext.run import evaluate
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import hf_model
@@ -83,7 +86,7 @@ def test_long_sound_is_answered_window_by_window(session: Session) -> None:
     )
     assert whole.tokens == tuple(token for part in alone for token in part.tokens)
     assert whole.text == " ".join(part.text.strip() for part in alone)
-    with pytest.raises(TaskError, match="the sound has 3 windows"):
+    with pytest.raises(LostRequestsError, match="the sound has 3 windows"):
         session.loglikelihood([ScoringRequest("", "cat", audio=[(samples, RATE)])])
 
 
@@ -136,13 +139,13 @@ def test_messages_hold_sound_or_leave_it_to_the_list(session: Session) -> None:
         ({"type": "audio"}, 0, "leave 1 of 1 sounds open, and 0 are given"),
         ({"type": "audio", "audio": b"RIFF"}, 1, "leave 0 of 1 sounds open, and 1 are given"),
         ({"type": "image", "image": b"x"}, 0, "1 pictures; this model takes sound"),
-        ({"type": "text", "text": "x"}, 0, "must be features, or a sound be in 'audio'"),
+        ({"type": "text", "text": "x"}, 0, "gives no sound; this model takes one in 'audio'"),
     ],
 )
 def test_message_with_other_sound_than_is_needed_is_refused(
     session: Session, part: dict[str, Any], audio: int, error: str
 ) -> None:
-    with pytest.raises((TaskError, ConfigError), match=error):
+    with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
         session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
 
 
@@ -174,9 +177,9 @@ def test_suppressed_tokens_are_those_of_transformers(package: Path, tmp_path: Pa
 
 def test_two_sounds_or_a_sound_beside_features_are_refused(session: Session) -> None:
     sound = (noise(0, 1), RATE)
-    with pytest.raises(TaskError, match="gives 2 sounds; this model takes one"):
+    with pytest.raises(LostRequestsError, match="gives 2 sounds; this model takes one"):
         session.generate([GenerationRequest(audio=[sound, sound])])
-    with pytest.raises(TaskError, match="a 'source' beside 'audio'"):
+    with pytest.raises(LostRequestsError, match="a 'source' beside 'audio'"):
         session.generate([GenerationRequest(audio=[sound], source=features(sound[0]))])
 
 
@@ -196,6 +199,40 @@ def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:
     assert num_runs == len(samples) == 5  # no two sounds are alike
     pairs = [normalized(sample["doc"]["text"], sample["resps"][0][0]) for sample in samples]
     assert found["results"]["tones_words"]["wer,none"] == pytest.approx(word_error_rate(pairs))
+
+
+BAD_SOUNDS: dict[str, list[Any]] = {
+    "holds NaN or infinity": [{"array": [0.1, float("nan")], "sampling_rate": RATE}],
+    r"has no samples \(an array of shape \[0\]\)": [{"array": [], "sampling_rate": RATE}],
+    "has 8000 samples a second; this model takes 16000": [{"array": [0.1] * 99, "sampling_rate": 8000}],
+    "the sound '/nowhere.wav' cannot be read": ["/nowhere.wav"],
+    "the request gives no sound; this model takes one": [],
+    "the request gives 2 sounds; this model takes one": [{"array": [0.1] * 99, "sampling_rate": RATE}] * 2,
+}
+
+
+def test_documents_whose_sounds_cannot_be_used_are_missing_and_the_others_are_evaluated(
+    package: Path, tmp_path: Path
+) -> None:
+    sounds = [[{"array": noise(0, 1).tolist(), "sampling_rate": RATE}], *BAD_SOUNDS.values()]
+    lines = [json.dumps({"number": number, "sounds": json.dumps(found)}) for number, found in enumerate(sounds)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "given.py").write_text("import json\n\ndef sounds(doc):\n    return json.loads(doc['sounds'])\n")
+    (tmp_path / "heard.yaml").write_text(
+        f"task: heard\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: ''\ndoc_to_audio: !function given.sounds\n"
+        "doc_to_target: low\ngeneration_kwargs: {until: ['.'], max_gen_toks: 4}\n"
+        "metric_list: [{metric: exact_match}]\n",
+        encoding="utf-8",
+    )
+    given = {"tasks": ["heard"], "include_path": str(tmp_path), "on_error": "report", "bootstrap_iters": 0}
+    report = evaluate(EvaluationConfig.parse({**given, "model": {"path": str(package)}}))
+    assert report.results["n-samples"]["heard"]["effective"] == 1
+    reasons = {item["doc_id"]: item["reason"] for item in report.missing}
+    assert list(reasons) == list(range(1, len(sounds)))
+    for reason, expected in zip(reasons.values(), BAD_SOUNDS, strict=True):
+        assert re.search(expected, reason)
+        assert "\n" not in reason
 
 
 def test_word_error_rate_counts_words_of_normalized_texts() -> None:

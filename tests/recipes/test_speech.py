@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recipes.test_vision import quantized_products, report_metrics, run_recipe
+from tests.recipes.test_vision import eight_bits, quantized_products, report_metrics, run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "speech"
@@ -34,7 +34,9 @@ def test_recipes_name_each_other_s_files() -> None:
         assert component["model_path"] == recipe["input_model"]["model_path"] == first["output_dir"]
         assert component["onnx_file_name"] == f"{half}.onnx"
         assert f"{first['output_dir']}/{other}.onnx" in recipe["input_model"]["model_attributes"]["additional_files"]
-        assert f"file: {half}_int4.json" in info
+        int8 = (RECIPE / f"{half}_int8.json").read_text(encoding="utf-8")
+        assert int8 == eight_bits(RECIPE / f"{half}_int4.json")
+        assert all(f"file: {half}_{bits}.json" in info for bits in ("int4", "int8"))
 
 
 def test_committed_files_stay_small() -> None:
@@ -56,16 +58,15 @@ def test_sounds_are_the_same_every_time_and_every_word_is_said(made: dict[str, A
 @pytest.mark.long
 def test_model_hears_what_was_said_and_recipes_tell_what_each_half_costs(tmp_path: Path) -> None:
     pytest.importorskip("jiwer")
-    for name in ("float", "decoder_int4", "encoder_int4"):
+    halves = [f"{half}_{bits}" for half in ("decoder", "encoder") for bits in ("int4", "int8")]
+    outputs = {name: tmp_path / "out" / "speech" / name for name in ("float", *halves)}
+    for name in outputs:
         run_recipe(f"recipes/speech/{name}.json", tmp_path)
-    outputs = {name: tmp_path / "out" / "speech" / name for name in ("float", "decoder_int4", "encoder_int4")}
     errors = {name: report_metrics(output / "report.json")["tones_words", "wer"] for name, output in outputs.items()}
     assert errors["float"] <= 0.1
     assert max(errors.values()) <= errors["float"] + 0.2
-    for name in ("decoder", "encoder"):
-        output = outputs[f"{name}_int4"]
-        other = {"decoder": "encoder", "encoder": "decoder"}[name]
-        assert (quantized_products(output / f"{name}.onnx") > 0, quantized_products(output / f"{other}.onnx")) == (
-            True,
-            0,
-        )
+    for name in halves:
+        half, _, _ = name.partition("_")
+        num_quantized = {one: quantized_products(outputs[name] / f"{one}.onnx") for one in ("decoder", "encoder")}
+        assert num_quantized.pop(half) > 0
+        assert set(num_quantized.values()) == {0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 import olive_ext
 from olive_ext.config import EvaluationConfig
@@ -106,32 +108,74 @@ def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(pac
     assert "workers" in execution
 
 
-def test_document_whose_picture_cannot_be_read_is_missing_and_the_others_are_evaluated(
+BAD_PICTURES = {
+    "truncated": r"2.png' cannot be read as a picture: image file is truncated",
+    "no file": "cannot be read as a picture: .*No such file",
+    "no picture": "words.png' cannot be read as a picture",
+    "zero-sized": "empty.png' cannot be read as a picture",
+    "long": "long.png' has 20000 x 1 pixels; a side has 16384 at most",
+    "animated": r"animated.gif' is animated \(2 frames\)",
+    "none": "the request gives 0 images, and its prompt has 1 of the marker",
+    "two": "the request gives 2 images, and its prompt has 1 of the marker",
+}
+
+
+def _bad_pictures(folder: Path) -> list[list[str]]:
+    """The pictures of documents, in the order of `BAD_PICTURES`."""
+    whole = folder / "0.png"
+    (folder / "2.png").write_bytes(whole.read_bytes()[:300])
+    (folder / "words.png").write_text("no picture", encoding="utf-8")
+    (folder / "empty.png").touch()
+    picture(0, 20000, 1).save(folder / "long.png")
+    picture(0, 8, 8).save(folder / "animated.gif", save_all=True, append_images=[picture(1, 8, 8)])
+    names = [
+        ["2.png"],
+        ["no.png"],
+        ["words.png"],
+        ["empty.png"],
+        ["long.png"],
+        ["animated.gif"],
+        [],
+        ["0.png", "0.png"],
+    ]
+    return [[str(folder / name) for name in document] for document in names]
+
+
+def _good_pictures(folder: Path) -> list[list[str]]:
+    exif = Image.Exif()
+    exif[274] = 6
+    picture(0, 32, 32).save(folder / "0.png")
+    picture(1, 32, 32).convert("CMYK").save(folder / "1.jpg")
+    picture(3, 40, 32).save(folder / "3.jpg", exif=exif)
+    return [[str(folder / name)] for name in ("0.png", "1.jpg", "3.jpg")]
+
+
+def test_documents_whose_pictures_cannot_be_used_are_missing_and_the_others_are_evaluated(
     package: Path, tmp_path: Path
 ) -> None:
-    lines = []
-    for number in range(4):
-        file = tmp_path / f"{number}.png"
-        picture(number, 32, 32).save(file)
-        lines.append(json.dumps({"file": str(file), "answer": number % 2}))
-    bad = tmp_path / "2.png"
-    bad.write_bytes(bad.read_bytes()[:300])
+    good = _good_pictures(tmp_path)
+    bad = _bad_pictures(tmp_path)
+    documents = [*good[:2], *bad, good[2]]
+    lines = [json.dumps({"files": files, "answer": files in good[::2]}) for files in documents]
     (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "files.yaml").write_text(
         f"task: files\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
-        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '<image> is'\ndoc_to_image: file\n"
-        "doc_to_choice: [' red', ' blue']\ndoc_to_target: answer\nmetric_list: [{metric: acc}]\n",
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '<image> is'\ndoc_to_image: files\n"
+        "doc_to_choice: [' red', ' blue']\ndoc_to_target: '{{answer|int}}'\nmetric_list: [{metric: acc}]\n",
         encoding="utf-8",
     )
     given = {"tasks": ["files"], "include_path": str(tmp_path), "limit": None}
     report = evaluate(_config(package, **given, on_error="report"))
-    assert report.results["n-samples"]["files"]["effective"] == 3
-    assert {item["doc_id"] for item in report.missing} == {2}
-    assert "2.png' cannot be read as a picture" in report.missing[0]["reason"]
+    assert report.results["n-samples"]["files"]["effective"] == len(good)
+    reasons = {item["doc_id"]: item["reason"] for item in report.missing}
+    assert list(reasons) == [2 + number for number in range(len(bad))]
+    for reason, expected in zip(reasons.values(), BAD_PICTURES.values(), strict=True):
+        assert re.search(expected, reason)
+        assert "\n" not in reason
     check_complete(report, "report")
     with pytest.raises(IncompleteError, match=r"document 2 of 'files': the picture '.*2\.png' cannot be read"):
         check_complete(report, "stop")
-    (tmp_path / "data.jsonl").write_text("\n".join([*lines[:2], lines[3]]), encoding="utf-8")
+    (tmp_path / "data.jsonl").write_text("\n".join([*lines[:2], lines[-1]]), encoding="utf-8")
     whole = evaluate(_config(package, **given))
     assert [one.value for one in whole.metrics if one.metric == "acc"] == [
         one.value for one in report.metrics if one.metric == "acc"

@@ -36,12 +36,12 @@ class TaskMedia:
 
     def given(self, args: Sequence[Any]) -> dict[str, Any]:
         """What a request gives besides its texts, by the name of the session's field for it. Raises `TaskError` for
-        what the model does not take, and where it takes sound and is given none."""
+        what the model does not take, and where it takes sound and the task has none."""
         found = args[2] if len(args) > 2 else {}
         taken = {"audio"} if self.takes_sound else {"visual"} if self._takes_images else set()
         if unknown := found.keys() - taken:
             raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
-        if self.takes_sound and not found.get("audio"):
+        if self.takes_sound and "audio" not in found:
             raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         fields = {"images": self._images(found.get("visual")), "audio": _as_list(found.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}

@@ -6,7 +6,7 @@ Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.engine.media import media_key
 from olive_ext.engine.reference.kernels import Divergence, shape_of
-from olive_ext.engine.reference.tap import Tap, target_arrays
+from olive_ext.engine.reference.tap import Items, Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RecordsError
@@ -38,11 +38,12 @@ class WritingTap(Tap):
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._divergence.host_bytes
 
-    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
+    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
         self._keys = {place: key_of(request) for place, request in items}
         content = zlib.crc32(b"".join(sorted(self._keys.values())))
         self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
-        return [(place, self._known(place) or request) for place, request in items]
+        known = {place: result for place in self._keys if (result := self._known(place)) is not None}
+        return known, [item for item in items if item[0] not in known]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), RECORDED)
@@ -89,7 +90,7 @@ class ReadingTap(Tap):
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._divergence.host_bytes
 
-    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
+    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
         """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""
         found = {place: self._records.find(key_of(request)) for place, request in items}
         self._scored = {place: scored for place, scored in found.items() if scored is not None}
@@ -99,7 +100,7 @@ class ReadingTap(Tap):
                 "the reference on the same tasks, with the same limit, template, max_length and image processor"
             )
         numbers = {place: tuple(scored["record"].tolist()) for place, scored in self._scored.items()}
-        return [(place, replace(request, records=numbers[place])) for place, request in items]
+        return {}, [(place, replace(request, records=numbers[place])) for place, request in items]
 
     def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), COMPARED)

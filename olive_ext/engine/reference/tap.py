@@ -33,6 +33,10 @@ KEPT_ITEMS = 64
 """Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
 
 
+Items = Sequence[tuple[int, Request]]
+"""Numbered requests."""
+
+
 class Tap(ABC):
     """Listens to the steps of requests that are scored only; what is generated does not come here."""
 
@@ -71,9 +75,9 @@ class Tap(ABC):
     def forget(self) -> None:  # noqa: B027
         """Drops what is known of the slots: the tokens resident in them count no more."""
 
-    def prepare(self, items: Sequence[tuple[int, Request]]) -> Sequence[tuple[int, Request | Result]]:
-        """What is to be run of each numbered request, or its result where that is known without running it."""
-        return items
+    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
+        """Of numbered requests the results that are known without running them, and what is to be run."""
+        return {}, items
 
     def finish(self, place: int, result: Result) -> Result:
         """The complete `result` of the request with this number of those that were prepared last."""

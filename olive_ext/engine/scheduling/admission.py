@@ -33,6 +33,8 @@ class Admission:
         self._inputs: deque[Sequence] = deque()
         self._answers: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
+        self.wanted: set[int] = set()
+        """Slots whose content waiting sequences share."""
 
     @property
     def num_waiting(self) -> int:
@@ -46,12 +48,16 @@ class Admission:
         """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, with the copy
         that puts there what it shares with others; and any number of short answers."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
-            if sequence.parent is not None:
-                sequence.parent.num_children -= 1
+            if (parent := sequence.parent) is not None:
+                parent.num_children -= 1
+                if not parent.num_children and self._last.get(parent.slot) is parent:
+                    self.wanted.remove(parent.slot)
             limit = self._most_shared(sequence)
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted())
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted)
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
+            change = self.wanted.add if sequence.num_children else self.wanted.discard
+            change(taken.slot)
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.copy is not None
@@ -80,18 +86,19 @@ class Admission:
         """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
         sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
         is_idle = self._slots.is_idle
-        found = self._take_out(self.wanted()) if self._answers or not is_idle else None
+        found = self._take_out(self.wanted) if self._answers or not is_idle else None
         return self._take_out(set()) if found is None and is_idle else found
 
     def _take_out(self, wanted: set[int]) -> Sequence | None:
         """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""
+        num_free = self._slots.num_free(wanted)
         kinds = [(self._inputs, 1 if self._answers else LOOK_AHEAD), (self._answers, LOOK_AHEAD)]
-        if self._answers and self._num_children() >= self._slots.num_free(wanted):
+        if self._answers and self._num_children() >= num_free:
             kinds.reverse()
         for waiting, look_ahead in kinds:
             for place in range(min(len(waiting), look_ahead)):
                 sequence = waiting[place]
-                has_slot = self._has_slot(sequence, wanted)
+                has_slot = self._has_slot(sequence, wanted, num_free)
                 if has_slot and not self._is_prefix_due(sequence):
                     del waiting[place]
                     return sequence
@@ -101,20 +108,18 @@ class Admission:
 
     def _num_children(self) -> int:
         """Waiting sequences whose prefix a slot holds, or is about to."""
-        return sum(last.num_children for last in self._last.values())
+        return sum([last.num_children for last in self._last.values()])
 
-    def wanted(self) -> set[int]:
-        """Slots whose content waiting sequences share."""
-        return {slot for slot, last in self._last.items() if last.num_children}
-
-    def _has_slot(self, sequence: Sequence, wanted: set[int]) -> bool:
-        """Whether there is a slot that may be overwritten; that of the parent whose last child this is, too."""
-        parent = sequence.parent
-        is_last = parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent
-        if is_last and parent is not None:
-            wanted = wanted - {parent.slot}
-        is_kept = not sequence.num_children or 2 * len(wanted) < self._slots.num_slots
-        return is_kept and self._slots.num_free(wanted) >= sequence.num_slots
+    def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
+        """Whether there is a slot that may be overwritten: one of those that are free and not `wanted`, or that of the
+        parent whose last child this is."""
+        parent, num_wanted = sequence.parent, len(wanted)
+        if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
+            is_wanted = parent.slot in wanted
+            num_wanted -= is_wanted
+            num_free += is_wanted and self._slots.is_free(parent.slot)
+        is_kept = not sequence.num_children or 2 * num_wanted < self._slots.num_slots
+        return is_kept and num_free >= sequence.num_slots
 
     def _is_prefix_due(self, sequence: Sequence) -> bool:
         """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""

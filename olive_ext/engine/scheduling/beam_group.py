@@ -48,14 +48,16 @@ class BeamGroup:
             return []
         found = [self._found[sequence.slot] for sequence in self._running]
         self._found.clear()
-        if not self._answer.is_finite:
-            self._answer.finish_reason = FinishReason.NON_FINITE
-            return []
-        followers = self._search.advance(Candidates.stacked(found))
-        if not followers:
+        followers = self._search.advance(Candidates.stacked(found)) if self._answer.is_finite else []
+        if followers:
+            return self._place(followers)
+        if self._answer.is_finite:
             self._answer.put_hypotheses(self._search.best)
-            return []
-        return self._place(followers)
+        else:
+            self._answer.finish_reason = FinishReason.NON_FINITE
+        for sequence in self.members:
+            sequence.has_ended = True
+        return []
 
     def _place(self, followers: list[Follower]) -> list[Copy]:
         """Gives each of the sequences that go on a slot, and its next token."""

@@ -7,12 +7,13 @@ inside the prefix shared with earlier inputs is read where that prefix is first 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
+from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
 from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
 
@@ -34,42 +35,45 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
     Without `can_share` only equal inputs are computed once.
     """
     items = sorted(
-        (source_key(request.source), input_key(request), order, key, request)
-        for order, (key, request) in enumerate(requests)
+        [
+            (source_key(request.source), input_key(request), order, key, request)
+            for order, (key, request) in enumerate(requests)
+        ]
     )
     sequences: list[Sequence] = []
     owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
-    previous: TokenArray = np.empty(0, np.int32)
-    previous_source = ""
-    naive = distinct = 0
-    for source, sort_key, _, key, request in items:
-        tokens = np.frombuffer(sort_key, ">u4").astype(np.int32)
-        shared = common_prefix(previous, tokens) if source == previous_source else 0
-        if not can_share and not shared == len(tokens) == len(previous):
-            shared = 0
-        naive += len(tokens)
-        distinct += len(tokens) - shared
+    tokens: TokenArray = np.empty(0, np.int32)
+    length = naive = distinct = 0
+    previous: tuple[str, bytes] | None = None
+    for source, inputs, _, key, request in items:
+        shared = length  # one that equals the one before is compared as bytes, and not read
+        if previous != (source, inputs):
+            before, tokens = tokens, np.frombuffer(inputs, ">i4").astype(np.int32)
+            shared = common_prefix(before, tokens) if can_share and previous and source == previous[0] else 0
+            length, previous = len(tokens), (source, inputs)
+        naive += length
+        distinct += length - shared
         while owners and owners[-1][0] > shared:
             _, owner = owners.pop()
             if (owners[-1][0] if owners else 0) < shared:
                 owners.append((shared, owner))
         answer = Answer(key, request.num_targets, request.generation)
-        if len(tokens) > shared or request.generation:
+        if length > shared or request.generation is not None:
             sequence = _sequence(tokens, request, answer)
-            sequence.num_shared = min(shared, len(tokens) - 1)
+            sequence.num_shared = shared if shared < length else length - 1
             sequences.append(sequence)
             sequence.parent = _parent(sequence.num_shared, owners)
-            if len(tokens) > shared:
-                owners.append((len(tokens), sequence))
-        _place_reads(request, answer, owners)
-        previous, previous_source = tokens, source
+            if length > shared:
+                owners.append((length, sequence))
+        if request.num_targets:
+            _place_reads(request, answer, owners)
     return Plan(tuple(sequences), naive, distinct)
 
 
 def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
-    tokens = request.tokens if request.generation else request.tokens[:-1]
-    return integers(tokens).astype(">u4").tobytes()
+    tokens = request.tokens if request.generation is not None else request.tokens[:-1]
+    return struct.pack(f">{len(tokens)}i", *tokens)
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
@@ -102,4 +106,8 @@ def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Seque
             place += 1
         record = request.records[target] if request.records else -1
         read = Read(request.tokens[first + target], answer, target, record)
-        owners[place][1].reads.setdefault(position, []).append(read)
+        reads = owners[place][1].reads
+        if position in reads:
+            reads[position].append(read)
+        else:
+            reads[position] = [read]

@@ -13,7 +13,9 @@ and tokens are taken in when it is read. Knows no runner.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Capacity, Traits
@@ -21,12 +23,13 @@ from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beam_group import BeamGroup
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
-from olive_ext.engine.scheduling.overlapped_steps import can_be_followed, following, goes_on, with_tokens
+from olive_ext.engine.scheduling.overlapped_steps import following, with_tokens
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
+from olive_ext.engine.scheduling.scores import put_scores
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slots import MIN_COPY, MIN_FORK, Slots
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import UNLIMITED, Batching, Candidates, Copy, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Batching, Candidates, Copy, IntArray, Row, Step, StepOutput
 
 
 class Scheduler:
@@ -70,6 +73,8 @@ class Scheduler:
         self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
+        self._found: IntArray = np.zeros(0, np.int64)
+        """The greedy tokens of the step that was read last."""
 
     @property
     def has_work(self) -> bool:
@@ -87,7 +92,8 @@ class Scheduler:
     @property
     def present(self) -> Step:
         """The step whose output `update` takes next."""
-        return self._present_plan().step
+        step = self._present_plan().step
+        return with_tokens(step, self._found) if step.uses_previous_tokens else step
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences in sorted order."""
@@ -116,20 +122,20 @@ class Scheduler:
 
     def _followed_by_its_tokens(self, present: PlannedStep) -> PlannedStep | None:
         """A step fed with the tokens that the present one finds; None where other slots would be computed."""
-        if not can_be_followed(present):
+        if not present.finds_next:
             return None
-        running = self._running.values()
-        ready = [s for s in running if (goes_on(s) if s in present.sequences else s.pending)]
-        is_prompt_due = any(s.pending > 1 for s in ready if s not in present.sequences)
+        members = set(present.sequences)
+        running = list(self._running.values())
+        ready = [s for s in running if (not s.has_ended and s.end < s.room if s in members else s.computed < s.end)]
+        is_prompt_due = [s for s in ready if s.end - s.computed > 1 and s not in members]
         has_room = self.slots.has_free or len(ready) < len(running)
-        if not ready or is_prompt_due or (self.num_waiting and has_room):
+        if not ready or is_prompt_due or (has_room and self.num_waiting):
             return None
-        chosen = together(ready, self._traits, self.limit)
-        slots = sorted(sequence.slot for sequence in chosen)
-        is_same = self._span(slots) == [row.slot for row in present.step.rows]
-        if not is_same or not all(sequence in present.sequences for sequence in chosen):
+        chosen = set(together(ready, self._traits, self.limit))
+        slots = sorted([sequence.slot for sequence in chosen])
+        if not chosen <= members or self._span(slots) != [row.slot for row in present.step.rows]:
             return None
-        return following(present, slots, self.slots.capacity)
+        return following(present, chosen, self.slots.capacity)
 
     def _followed_by_inputs(self) -> PlannedStep | None:
         """A step that computes inputs, of which the present one finds nothing; sequences that wait for a token of that
@@ -147,24 +153,17 @@ class Scheduler:
         wrong = NonFinite.of(output)
         if not self.reports_non_finite:
             wrong.refuse(present, output, self._counters.steps)
-        completed: list[Answer] = []
+        completed, num_wrong = put_scores(present, output, wrong)
+        self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         candidates = iter(output.candidates.rows())
-        logprobs, wrong_targets, number = output.target_logprobs.tolist(), wrong.targets_T.tolist(), 0
         for reading, best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
-            sequence, first, number = reading.sequence, number, number + len(reading.reads)
-            if sequence is None or sequence.has_ended:
+            sequence = reading.sequence
+            if not reading.is_next or sequence is None or sequence.has_ended:
                 continue
-            for place, read in enumerate(reading.reads, first):
-                answer = read.answer
-                note = None if output.notes_T is None else output.notes_T[place : place + 1]
-                self._counters.non_finite += wrong_targets[place] and answer.note_non_finite()
-                answer.put_score(read.target, logprobs[place], best == read.token, note)
-                if answer.is_complete:
-                    completed.append(answer)
-            if reading.is_next and sequence.slot in self._beams:
+            if sequence.slot in self._beams:
                 self._advance_beams(self._beams[sequence.slot], sequence, next(candidates))
-            elif reading.is_next:
+            else:
                 drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
                 self._counters.non_finite += is_wrong and sequence.note_non_finite()
                 self._counters.tokens_generated += sequence.append(best, drawn_from)
@@ -172,7 +171,8 @@ class Scheduler:
                 self._retire(sequence, completed)
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_ahead += overlapped is not None
-        self._present = None if overlapped is None else self._committed(with_tokens(overlapped, output.greedy_ids))
+        self._found = output.greedy_ids
+        self._present = None if overlapped is None else self._committed(overlapped)
         return completed
 
     def _advance_beams(self, beams: BeamGroup, sequence: Sequence, found: Candidates) -> None:
@@ -198,19 +198,25 @@ class Scheduler:
 
     def _committed(self, planned: PlannedStep) -> PlannedStep:
         """`planned`, which is to be run before any other step: what it feeds counts as computed and resident."""
-        for row, sequence in zip(planned.step.rows, planned.sequences, strict=True):
-            if sequence is None:
-                self._counters.idle_rows += 1
-                continue
-            if row.cells_P is None:
-                self.slots.extend(row.slot, row.tokens, row.is_checkpoint)
+        step = planned.step
+        fed = [pair for pair in zip(step.rows, planned.sequences, strict=True) if pair[1] is not None]
+        self._counters.idle_rows += len(step.rows) - len(fed)
+        if step.uses_previous_tokens:
+            found = zip(step.rows, planned.sequences, self._found.tolist(), strict=True)
+            self.slots.extend([(row, (token,)) for row, sequence, token in found if sequence is not None])
+        elif step.first_cell is None:
+            self.slots.extend([(row, row.tokens) for row, _ in fed])
+        for row, sequence in fed:
+            assert sequence is not None
             if sequence.has_ended:  # when the step had begun
                 self._counters.rows_dropped += 1
                 self._release(sequence)
                 continue
-            self._counters.tokens_fed += len(row.tokens)
-            sequence.computed = min(sequence.computed + len(row.tokens), sequence.end)
-            if row.cells_P is None and not sequence.pending and sequence.generation is None:
+            length = len(row.tokens)
+            self._counters.tokens_fed += length
+            end = sequence.end
+            sequence.computed = end if sequence.computed + length > end else sequence.computed + length
+            if sequence.generation is None and sequence.computed == end and step.first_cell is None:
                 self._release(sequence)
         return planned
 
@@ -219,16 +225,15 @@ class Scheduler:
         self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
-        plan = self._plan(batch.rows)
-        return replace(plan, step=replace(plan.step, moves=batch.moves, first_cell=batch.first_cell))
+        return self._plan(batch.rows, moves=batch.moves, first_cell=batch.first_cell)
 
     def _admit(self) -> tuple[Copy, ...]:
         """Gives slots to waiting sequences: to as many as fill a packed step, to one where an input is fed alone, or
         else to all short answers, to all where those that are alike share steps."""
         if not self._admission.num_waiting:
             return ()
-        inputs = [one for one in self._running.values() if not (one.is_input_computed or one.is_answer)]
-        pending = sum(sequence.pending for sequence in inputs)
+        inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_answer]
+        pending = sum([one.end - one.computed for one in inputs])
         takes_many = self._is_packed or self._is_alike
         if pending and not takes_many:
             return ()
@@ -237,7 +242,7 @@ class Scheduler:
         for sequence, copy in self._admission.admit(room, UNLIMITED if takes_many else 1):
             self._running[sequence.slot] = sequence
             if sequence.num_slots > 1:
-                beams = BeamGroup(sequence, self.slots, self._admission.wanted())
+                beams = BeamGroup(sequence, self.slots, self._admission.wanted)
                 self._running |= {one.slot: one for one in beams.members}
                 self._beams |= {one.slot: beams for one in beams.members}
             copies += [copy] if copy else []
@@ -245,18 +250,17 @@ class Scheduler:
 
     def _slots_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
         """The next rows, and idle ones where the runner needs them."""
-        ready = [sequence for sequence in self._running.values() if sequence.pending]
+        ready = [one for one in self._running.values() if one.computed < one.end]
         chosen = next_rows(ready, self._traits, self.slots.capacity, self._most_tokens, self.limit)
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._span(sorted(rows))
         filled = [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
-        plan = self._plan(filled)
         forks, self._forks = self._forks, []
         self._counters.copies += len(forks)
-        return replace(plan, step=replace(plan.step, copies=(*forks, *copies)))
+        return self._plan(filled, copies=(*forks, *copies))
 
-    def _plan(self, rows: Iterable[tuple[Sequence | None, Row]]) -> PlannedStep:
-        return planned(tuple(rows), self._beams, reads_idle=self._traits.async_decode)
+    def _plan(self, rows: Iterable[tuple[Sequence | None, Row]], **more: Any) -> PlannedStep:
+        return planned(tuple(rows), self._beams, reads_idle=self._traits.async_decode, **more)
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""

@@ -46,11 +46,9 @@ class Answer:
     def is_complete(self) -> bool:
         return self._num_missing == 0 and self.finish_reason is not None
 
-    def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> None:
+    def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> bool:
         """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put once.
-        That of a probe is dropped."""
-        if target == PROBE:
-            return
+        Returns whether that was the last thing missing."""
         self._logprobs[target] = logprob
         self._is_greedy[target] = is_greedy
         self._num_missing -= 1
@@ -58,6 +56,7 @@ class Answer:
             if self._notes is None:
                 self._notes = np.zeros(len(self._logprobs), note.dtype)
             self._notes[target] = note[0]
+        return not self._num_missing and self.finish_reason is not None
 
     def put_hypotheses(self, best: tuple[Hypothesis, ...]) -> None:
         """Ends the generation with what a beam search has found, best first."""
@@ -67,7 +66,7 @@ class Answer:
 
     def result(self) -> Result:
         assert self.finish_reason is not None
-        assert self.is_complete
+        assert not self._num_missing
         scores = tuple(self._logprobs), tuple(self._is_greedy)
         ended = self.finish_reason, self.stop_id
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
@@ -80,6 +79,17 @@ class Read(NamedTuple):
     answer: Answer
     target: int
     record: int = -1
+
+
+class Reading(NamedTuple):
+    """What is done with the numbers of a logits row: with none of them where there is no sequence, in an idle row."""
+
+    sequence: Sequence | None = None
+    reads: list[Read] = []  # noqa: RUF012 (nobody changes it)
+    """Those of its targets, in their order."""
+
+    is_next: bool = False
+    """Whether its token is the sequence's next one."""
 
 
 @dataclass(eq=False)
@@ -115,8 +125,19 @@ class Sequence:
     computed: int = 0
     """Tokens that the steps planned so far compute."""
 
+    has_ended: bool = False
+    """Whether its generation is complete; steps that were begun before that was known may still hold it."""
+
     def __post_init__(self) -> None:
         self.num_input = self.end
+        self.room = len(self.tokens)
+        """Tokens that it has at most."""
+
+        self.num_slots = 1 if self.generation is None else self.generation.num_slots
+        """Slots that it needs: one for each of its beams."""
+
+        self.needs_rows = self.generation is not None and self.generation.needs_rows
+        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
 
     @property
     def pending(self) -> int:
@@ -126,38 +147,13 @@ class Sequence:
     def is_input_computed(self) -> bool:
         return self.computed >= self.num_input
 
-    @property
-    def num_slots(self) -> int:
-        """Slots that it needs: one for each of its beams."""
-        return 1 if self.generation is None else self.generation.num_slots
-
     @cached_property
-    def probe(self) -> Read:
-        """Of a generation: its token is the input's last one, which the vocabulary has."""
+    def decoding(self) -> Reading:
+        """Of a row that finds the next token alone. With a probe, of a token that the vocabulary has: the input's last
+        one; rows to choose from are seen as a whole."""
         assert self.answer is not None
-        return Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its generation is complete; steps that were begun before that was known may still hold it."""
-        return self.answer is not None and self.answer.finish_reason is not None
-
-    @cached_property
-    def needs_rows(self) -> bool:
-        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
-        return self.generation is not None and self.generation.needs_rows
-
-    def wants_next(self, position: int) -> bool:
-        """True where the token behind `position` is to be drawn."""
-        return self.generation is not None and position == self.end - 1
-
-    def reads_behind(self, position: int) -> list[Read]:
-        """The scores to be read of the distribution behind `position`: with a probe where the most probable token comes
-        next. Rows to choose from are seen as a whole."""
-        reads = self.reads.get(position, [])
-        if self.needs_rows or self.answer is None or not self.wants_next(position):
-            return reads
-        return [*reads, self.probe]
+        probe = Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
+        return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
         """As `Answer.note_non_finite`, of the generation's answer."""
@@ -171,20 +167,25 @@ class Sequence:
         assert generation is not None
         assert answer is not None
         if not answer.is_finite:
-            answer.finish_reason = FinishReason.NON_FINITE
+            self._end(FinishReason.NON_FINITE)
             return False
         token = token if logits_V is None else self.draw(logits_V)
         if token in generation.stop_ids:
-            answer.finish_reason, answer.stop_id = FinishReason.STOP_ID, token
+            answer.stop_id = token
+            self._end(FinishReason.STOP_ID)
             return False
         answer.generated.append(token)
         if generation.is_finished is not None and generation.is_finished(answer.generated):
-            answer.finish_reason = FinishReason.STOPPED
+            self._end(FinishReason.STOPPED)
         elif len(answer.generated) >= generation.max_new_tokens:
-            answer.finish_reason = FinishReason.LENGTH
+            self._end(FinishReason.LENGTH)
         else:
             self.feed(token)
         return True
+
+    def _end(self, reason: FinishReason) -> None:
+        assert self.answer is not None
+        self.answer.finish_reason, self.has_ended = reason, True
 
     def feed(self, token: int) -> None:
         """Adds `token` to what is pending."""
@@ -196,19 +197,20 @@ class Sequence:
         self.tokens[: other.end] = other.tokens[: other.end]
         self.end, self.computed = other.end, other.computed
 
-    def read_positions(self, past: int, num_tokens: int) -> list[int]:
-        """Of the positions of a row, behind which the distribution is read, in order."""
+    def readings(self, past: int, num_tokens: int) -> list[tuple[int, Reading]]:
+        """What is read of a row: positions in order, and what is done with the numbers of each."""
         last = past + num_tokens - 1
-        found = sorted(position for position in self.reads if past <= position <= last) if self.reads else []
-        if self.wants_next(last) and last not in self.reads:
-            found.append(last)
+        reads = self.reads
+        found = [(at, Reading(self, reads[at])) for at in sorted(reads) if past <= at <= last]
+        if self.generation is not None and last == self.end - 1:
+            scores = found.pop()[1].reads if last in reads else []
+            decoding = self.decoding
+            found.append((last, decoding._replace(reads=[*scores, *decoding.reads]) if scores else decoding))
         return found
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
-        last = self.num_input - 1
-        first_score = min(self.reads, default=last)
-        return min(first_score, last)
+        return min(self.reads, default=self.num_input - 1)
 
     def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
         """One token id, after suppression, temperature, top_k and top_p in the order of Hugging Face's logits

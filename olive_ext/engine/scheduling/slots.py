@@ -7,13 +7,13 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
-from olive_ext.engine.step import Copy
+from olive_ext.engine.step import Copy, Row
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
@@ -46,6 +46,7 @@ class Slots:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
         share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
         must save. `row_group`: what is shared is a multiple of so many tokens."""
+        self.num_slots = num_slots
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
@@ -60,10 +61,6 @@ class Slots:
         self._busy: set[int] = set()
 
     @property
-    def num_slots(self) -> int:
-        return len(self._lengths)
-
-    @property
     def has_free(self) -> bool:
         return len(self._busy) < self.num_slots
 
@@ -71,6 +68,9 @@ class Slots:
     def is_idle(self) -> bool:
         """Whether none is taken."""
         return not self._busy
+
+    def is_free(self, slot: int) -> bool:
+        return slot not in self._busy
 
     def num_free(self, wanted: set[int]) -> int:
         """Free slots that are not `wanted`."""
@@ -130,13 +130,19 @@ class Slots:
         self._sources[target] = self._sources[source]
         return Copy(source, target, length, num_equal)
 
-    def extend(self, slot: int, tokens: tuple[int, ...], is_checkpoint: bool = False) -> None:
-        """Adds `tokens` to what is resident in the slot. With `is_checkpoint` its content up to there is kept."""
-        start = self._lengths[slot]
-        if is_checkpoint:
-            self._checkpoints[slot].append(start + len(tokens))
-        self._lengths[slot] = start + len(tokens)
-        self._tokens_SP[slot, start : start + len(tokens)] = integers(tokens)
+    def extend(self, fed: Iterable[tuple[Row, Sequence[int]]]) -> None:
+        """Adds the tokens that are fed to each row to what is resident in its slot. At a checkpoint its content up to
+        there is kept."""
+        for row, tokens in fed:
+            slot, length = row.slot, len(tokens)
+            start = self._lengths[slot]
+            if row.is_checkpoint:
+                self._checkpoints[slot].append(start + length)
+            self._lengths[slot] = start + length
+            if length == 1:
+                self._tokens_SP[slot, start] = tokens[0]
+            else:
+                self._tokens_SP[slot, start : start + length] = integers(tokens)
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
@@ -157,8 +163,8 @@ class Slots:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal_S = np.minimum(differs_SP.argmax(1), self._lengths)
-        equal = (equal_S - equal_S % self._row_group).tolist()
+        equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
+        equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
         if not self._can_rewind:
             equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
         return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]

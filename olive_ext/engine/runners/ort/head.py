@@ -72,12 +72,14 @@ class Head:
     def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
         go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-        starts = list(accumulate([len(row.tokens) for row in step.rows], initial=0))
+        starts = list(accumulate(map(len, [row.tokens for row in step.rows]), initial=0))
+        whole_rows = step.whole_rows
+        num_idle = output_rows(step)["sample_logits"] - len(whole_rows)
         indices = {
             "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
             "target_rows": [row for row, _ in step.targets],
             "target_ids": [token for _, token in step.targets],
-            "sample_rows": [*step.whole_rows, *[0] * (output_rows(step)["sample_logits"] - len(step.whole_rows))],
+            "sample_rows": [*whole_rows, *[0] * num_idle],
         }
         for name, values in indices.items():
             feed.bind(binding, name, integers(values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,9 @@ class Layout:
     tokens_N: Array
     lengths_B: Array
     past_B: Array
+    total_B: Array
+    """Positions, or cells, of each row after the step."""
+
     positions_N: Array
     width: int
     """Positions, or cells, that a mask covers."""
@@ -66,37 +69,37 @@ class Layout:
     ) -> Layout:
         """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
         ends with the longest row."""
-        tokens_N = integers(chain.from_iterable([row.tokens for row in rows]))
-        lengths = integers([len(row.tokens) for row in rows])
-        past = integers([row.past for row in rows])
-        starts = np.cumsum(lengths) - lengths
-        positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        features, rotary_3N = _place_media(rows, starts, tokens_N, positions_N)
+        tokens = [row.tokens for row in rows]
+        tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
+        past = positions_N = np.array([row.past for row in rows])
+        if len(tokens_N) > len(rows):
+            starts = np.cumsum(lengths) - lengths
+            positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
+        features: tuple[FeatureRows, ...] = ()
+        rotary_3N: Array | None = None
+        if [row for row in rows if row.media]:
+            tokens_N = tokens_N.copy()
+            features, rotary_3N = _place_media(rows, tokens_N, positions_N)
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
-        width = width or int((past + lengths).max())
-        return cls(tokens_N, lengths, past, positions_N, width, features, rotary_3N, pads_in_front)
-
-    @property
-    def total_B(self) -> Array:
-        """Positions, or cells, of each row after the step."""
-        return self.past_B + self.lengths_B
+        total = past + lengths
+        most = width or int(np.maximum.reduce(total))
+        return cls(tokens_N, lengths, past, total, positions_N, most, features, rotary_3N, pads_in_front)
 
     @property
     def starts_B1(self) -> Array:
         """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
-        return np.concatenate([[0], np.cumsum(self.lengths_B)])
+        starts = np.zeros(len(self.lengths_B) + 1, np.int64)
+        np.cumsum(self.lengths_B, out=starts[1:])
+        return starts
 
 
-def _place_media(
-    rows: Sequence[Row], starts: Array, tokens_N: Array, positions_N: Array
-) -> tuple[tuple[FeatureRows, ...], Array | None]:
-    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all tokens
-    where a row has items."""
-    if not any(row.media for row in rows):
-        return (), None
+def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[FeatureRows, ...], Array]:
+    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all
+    tokens."""
     features, rotary_3N = [], np.stack([positions_N] * 3)
-    for row, start in zip(rows, starts.tolist(), strict=True):
+    starts = accumulate([len(row.tokens) for row in rows], initial=0)
+    for row, start in zip(rows, starts, strict=False):
         place, length = start - row.past, len(row.tokens)
         for position, found in rows_within(row.media, row.past, row.past + length):
             tokens_N[place + position : place + position + found.stop - found.first] = found.item.placeholder
@@ -135,8 +138,8 @@ def _total_length(rows: Layout, tensor: TensorSpec) -> Array:
 
 
 def _bounds(rows: Layout, tensor: TensorSpec) -> Array:
-    bounds = [rows.lengths_B.max(), rows.total_B.max(), rows.total_B.max()]
-    return np.array(bounds[: int(tensor.shape[0])])
+    longest, most = np.maximum.reduce(rows.lengths_B), np.maximum.reduce(rows.total_B)
+    return np.array([longest, most, most][: int(tensor.shape[0])])
 
 
 COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
@@ -192,7 +195,8 @@ class Feed:
     ) -> None:
         """Binds the inputs in `specs`, computed from a step's rows in the types that the graph declares; `tokens`
         replace the token ids where given."""
-        for role, tensor in ((spec.role, spec.tensor) for spec in specs):
+        for spec in specs:
+            role, tensor = spec.role, spec.tensor
             if tokens is not None and role is Role.INPUT_IDS:
                 binding.bind_ortvalue_input(tensor.name, tokens)
             elif role in COMPUTE:

@@ -105,7 +105,6 @@ class OrtRunner(Runner):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it has logits for."""
         return self._spec.vocab_size
 
     @property
@@ -146,14 +145,17 @@ class OrtRunner(Runner):
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
-        shape = f"{len(step.rows)} x {len(step.rows[0].tokens)} tokens behind {step.rows[0].past} positions"
-        with named_ort_failures(f"on a step of {shape}"):
+        try:
             if step.copies:
                 self._kv.copy(step.copies)
             for move in step.moves:
                 assert self._parts.shared_prefix is not None
                 self._parts.shared_prefix.kv.move(move)
             return self._run(step)
+        except Exception as error:
+            row, many = step.rows[0], len(step.rows)
+            what = f"on a step of {many} x {len(row.tokens)} tokens behind {row.past} positions"
+            raise named_failure(error, what) from error
 
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
@@ -271,15 +273,20 @@ def _grown(capacity: int, wanted: int) -> int:
 
 @contextmanager
 def named_ort_failures(doing: str) -> Iterator[None]:
-    """Turns errors of ONNX Runtime, which raises its own classes, and RuntimeError from its allocators, into
-    `MemoryShortageError` or `RunError`."""
+    """Raises errors of ONNX Runtime as `named_failure`."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
-            raise
-        kind = MemoryShortageError if is_memory_error(error) else RunError
-        raise kind(f"ONNX Runtime failed {doing}: {reason_of(error)}") from error
+        raise named_failure(error, doing) from error
+
+
+def named_failure(error: Exception, doing: str) -> Exception:
+    """`MemoryShortageError` or `RunError` in place of what ONNX Runtime raises: its own classes, RuntimeError from
+    allocators. Raises any other `error`."""
+    if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+        raise error
+    kind = MemoryShortageError if is_memory_error(error) else RunError
+    return kind(f"ONNX Runtime failed {doing}: {reason_of(error)}")
 
 
 def is_memory_error(error: Exception) -> bool:

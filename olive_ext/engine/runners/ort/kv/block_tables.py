@@ -1,4 +1,4 @@
-"""Which blocks of a pool hold the positions of each slot, and how many slots name each block. Knows no arrays.
+"""Which blocks of a pool hold the positions of each slot, and how many slots name each block. Knows no memory.
 
 A prefix that slots share is named by all of their tables. A slot writes only into blocks that it alone names: the block
 in which a shared prefix ends is copied when one of its slots is about to write there.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from olive_ext.engine.step import Copy
+import numpy as np
+
+from olive_ext.engine.step import CellArray, Copy
 
 
 class BlockCopy(NamedTuple):
@@ -28,7 +30,10 @@ class BlockTables:
         """`capacity`: positions of a slot."""
         self.block_size = block_size
         self.blocks_per_slot = self._covering(capacity)
-        self._tables: list[list[int]] = [[] for _ in range(num_slots)]
+        self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
+        """The blocks of each slot in the order of its positions, and any numbers of blocks behind those."""
+
+        self._lengths = [0] * num_slots
         self._num_users = [0] * (num_slots * self.blocks_per_slot)
         self._free = list(reversed(range(self.num_blocks)))
 
@@ -43,27 +48,32 @@ class BlockTables:
 
     def table(self, slot: int) -> list[int]:
         """The slot's blocks, in the order of its positions."""
-        return self._tables[slot]
+        blocks: list[int] = self.tables_SP[slot, : self._lengths[slot]].tolist()
+        return blocks
 
     def fork(self, copy: Copy) -> None:
         """Makes the first positions of a slot those of another, by naming its blocks."""
-        shared = self._tables[copy.source][: self._covering(copy.length)]
+        shared = self.table(copy.source)[: self._covering(copy.length)]
         for block in shared:
             self._num_users[block] += 1
         self._cut(copy.target, 0)
-        self._tables[copy.target] = shared
+        self.tables_SP[copy.target, : len(shared)] = shared
+        self._lengths[copy.target] = len(shared)
 
     def make_room(self, slot: int, past: int, num_tokens: int) -> BlockCopy | None:
         """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more; the copy that must be made
         where the last of those positions lie in a block that others name, too. Calling it again changes nothing."""
-        self._cut(slot, self._covering(past))
-        table, copy = self._tables[slot], None
-        if past % self.block_size and self._num_users[table[-1]] > 1:
-            copy = BlockCopy(table[-1], self._take())
-            self._num_users[copy.source] -= 1
-            table[-1] = copy.target
-        while len(table) < self._covering(past + num_tokens):
-            table.append(self._take())
+        kept, wanted = -(-past // self.block_size), -(-(past + num_tokens) // self.block_size)
+        if self._lengths[slot] > kept:
+            self._cut(slot, kept)
+        copy = None
+        if past % self.block_size and self._num_users[last := int(self.tables_SP[slot, kept - 1])] > 1:
+            copy = BlockCopy(last, self._take())
+            self._num_users[last] -= 1
+            self.tables_SP[slot, kept - 1] = copy.target
+        for place in range(self._lengths[slot], wanted):
+            self.tables_SP[slot, place] = self._take()
+        self._lengths[slot] = wanted
         return copy
 
     def _covering(self, positions: int) -> int:
@@ -75,9 +85,8 @@ class BlockTables:
         return block
 
     def _cut(self, slot: int, length: int) -> None:
-        table = self._tables[slot]
-        while len(table) > length:
-            block = table.pop()
+        for block in reversed(self.table(slot)[length:]):
             self._num_users[block] -= 1
             if not self._num_users[block]:
                 self._free.append(block)
+        self._lengths[slot] = length

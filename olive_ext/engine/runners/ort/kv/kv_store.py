@@ -31,11 +31,13 @@ class KvPlace:
 
 
 class KeptBinding(ort.IOBinding):  # type: ignore[misc]
-    """A binding that is used again and again: a value that is bound already is not bound anew."""
+    """A binding that is used again and again: a value that is bound already is not bound anew, and what names a device
+    is made once."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         super().__init__(session)
         self._inputs: dict[str, ort.OrtValue | None] = {}
+        self._devices: dict[tuple[str, int], Any] = {}
 
     def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
         if self._inputs.get(name) is not value:
@@ -45,6 +47,16 @@ class KeptBinding(ort.IOBinding):  # type: ignore[misc]
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
         super().bind_cpu_input(name, array)
         self._inputs[name] = None
+
+    def bind_output(self, name: str, kind: str = "cpu", index: int = 0, *place: Any) -> None:
+        """Without a `place` (type, shape, address) ONNX Runtime allocates the output anew for each run."""
+        if place:
+            super().bind_output(name, kind, index, *place)
+            return
+        device = self._devices.get((kind, index))
+        if device is None:
+            device = self._devices[kind, index] = ort.OrtDevice.make(kind, index)._get_c_device()
+        self._iobinding.bind_output(name, device)
 
 
 class KvStore(ABC):

@@ -56,12 +56,8 @@ class PagedKv(KvStore):
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
         self._copy_blocks([copy for copy in copies if copy is not None])
-        table_BP = np.zeros((len(rows), self._tables.blocks_per_slot), np.int32)
-        for number, row in enumerate(rows):
-            blocks = self._tables.table(row.slot)
-            table_BP[number, : len(blocks)] = blocks
         assert self._binding is not None
-        self._binding.bind_cpu_input(self._table, table_BP)
+        self._binding.bind_cpu_input(self._table, self._tables.tables_SP[[row.slot for row in rows]])
         return self._binding
 
     def describe(self) -> Mapping[str, Any]:
