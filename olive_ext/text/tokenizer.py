@@ -18,7 +18,6 @@ from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why
 from olive_ext.text.panics import panics_as_errors
 
 logger = logging.getLogger(__name__)
-
 Traits = Mapping[str, Any]
 
 _TOGETHER = 256
