@@ -46,7 +46,7 @@ FLOORS = {
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement", "candidates"],
-        ["encoder_shapes"],
+        ["encoder_shapes", "encoder_batches", "encoder_arrays"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
         ["ort_runner", "first_non_finite"],

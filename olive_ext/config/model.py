@@ -103,6 +103,11 @@ class EngineConfig(Strict):
     and the "audio" encoder. None takes what the encoder's own section of genai_config.json names, where the decoder's
     provider is not set elsewhere, else the decoder's. Features are copied to the decoder's device."""
 
+    encoder_batch_rows: PositiveInt | Auto = "auto"
+    """Rows of features that an encoder of pictures or sound makes in one run at most: items of one shape that wait are
+    encoded together, 1, 2, 4, ... of them, where two together were found to be what each is alone; larger ones alone.
+    "auto" is 2048 on a device, and one by one on the CPU, where it gains little, and where `deterministic` is true."""
+
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
 

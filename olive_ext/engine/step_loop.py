@@ -88,6 +88,9 @@ class StepLoop:
         self._check(requests)
         if [True for request in requests if request.media]:
             items = [(key, self._media_ids.put(request)) for key, request in items]
+            for request in requests:
+                self._runner.expect_media(request.media)
+                self._tap.expect_media(request.media)
         plan: Plan = make_plan(items, can_share=self.traits.chunked_prefill)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache, or slots

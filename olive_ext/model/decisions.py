@@ -119,6 +119,18 @@ def choose_chunk_size(config: EngineConfig, device: str = "cpu", *, has_any_shap
     return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
 
 
+def choose_encoder_rows(settings: ModelSettings, device: Device) -> int:
+    """Rows of features that an encoder on `device` makes in one run at most; 1 encodes items one by one. On the CPU an
+    item alone keeps all threads at work, and numbers stay to the bit what they are in any other company."""
+    wanted = settings.engine.encoder_batch_rows
+    if wanted != "auto":
+        return wanted
+    return 1 if device.kind == "cpu" or settings.deterministic is True else ENCODER_ROWS
+
+
+ENCODER_ROWS = 2048
+"""Rows of features that an encoder on a device makes at most: eight pictures of Gemma 3, three of LLaVA 1.5."""
+
 SHORT_STEP = 31
 """Most tokens that a WebGPU device attends to without the shader that is tried when a model is opened."""
 

@@ -93,6 +93,16 @@ class MediaEncoderSpec(MediaInput):
         return (self.feature, *(feature for _, feature in self.more))
 
     @property
+    def one_by_one(self) -> str:
+        """Why it takes one item a run, as far as its interface tells; empty where several may be tried."""
+        for tensor in self.inputs:
+            if "grid" in tensor.name:
+                return f"'{tensor.name}': patches of pictures of any size are one row"
+            if isinstance(tensor.shape[0], int):
+                return f"'{tensor.name}' {list(tensor.shape)} has room for {tensor.shape[0]}"
+        return "" if self.real_rows is None else f"'{self.real_rows.name}' tells the rows of one"
+
+    @property
     def num_rows(self) -> int | None:
         if self.real_rows is not None:
             return None

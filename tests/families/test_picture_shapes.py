@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.media import token_bucket, token_buckets
+from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.errors import RunError
+from olive_ext.errors import RunError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.media_types import Modality
@@ -108,3 +113,110 @@ def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> N
         encoder.features(item)
     counters = encoder.counters
     assert (counters.encoded, counters.hits, counters.evicted) == (4, 2, 2)
+
+
+def _batched(package: Path, max_rows: int, *, is_strict: bool = False) -> tuple[MediaEncoder, MediaProcessor]:
+    model = resolve(ModelSettings(model=str(package)))
+    assert model.media is not None
+    (spec,) = model.media.encoders
+    graph, shapes = str(spec.files.graph), EncoderShapes(spec, is_strict=is_strict)
+    opened, batches = (lambda: ort.InferenceSession(graph)), EncoderBatches(spec, max_rows)
+    encoder = MediaEncoder(spec, Device("cpu"), opened, ort.InferenceSession, shapes, batches=batches)
+    return encoder, MediaProcessor(model.media, model.files)
+
+
+@pytest.mark.parametrize("max_rows", [16 * 4, 16 * 7])
+def test_pictures_that_wait_are_encoded_together_up_to_a_number_of_rows(max_rows: int) -> None:
+    """Ten pictures of 16 rows, four at most in a run, each as it is alone."""
+    encoder, processor = _batched(media_export("llava")[0], max_rows)
+    alone, _ = _batched(media_export("llava")[0], 1)
+    items = [processor.item(Modality.IMAGE, picture(seed, 40, 40)) for seed in range(10)]
+    encoder.expect(items)
+    for item in [*items, items[3]]:
+        for found, expected in zip(encoder.features(item), alone.features(item), strict=True):
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5 * np.abs(expected.numpy()).max())
+    counters = encoder.counters
+    assert (counters.encoded, counters.runs, counters.hits) == (10, 3, 1)  # 4 + 4 + 2
+
+
+def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp_path: Path) -> None:
+    encoder, processor = _batched(media_export("llava")[0], 1024)
+    files = [tmp_path / f"{seed}.png" for seed in range(4)]
+    for seed, file in enumerate(files):
+        picture(seed, 40, 40).save(file)
+    processor.kept_bytes = 0
+    items = [processor.item(Modality.IMAGE, file) for file in files]
+    files[1].unlink()
+    encoder.expect(items)
+    encoder.features(items[0])
+    assert encoder.counters.encoded == 2  # of the three that are there, as many as a power of two
+    with pytest.raises(TaskError, match=r"1\.png' cannot be read"):
+        encoder.features(items[1])
+    encoder.features(items[2])
+    encoder.features(items[3])
+    assert encoder.counters.encoded == 3
+
+
+def _with_encoder(folder: Path, *nodes: onnx.NodeProto, batch: int | str = "batch", weights: Any = ()) -> Path:
+    """The LLaVA package with an encoder of these nodes, from the pixels to rows of features."""
+    package = folder / "package"
+    shutil.copytree(plain_encoder_export("f32", "default"), package)
+    file = package / "vision_encoder" / "model.onnx"
+    proto = onnx.load(file)
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(weights)
+    if nodes:
+        proto.graph.node[3].output[0] = "own"
+    proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("pixel_values", 1, [batch, 3, 32, 32]))
+    onnx.save(proto, file)
+    return package
+
+
+def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one(tmp_path: Path) -> None:
+    """Features less their mean over all pictures of a run: what a normalization over the wrong axis does."""
+    axes = numpy_helper.from_array(np.array([0]), "axes")
+    mean = helper.make_node("ReduceMean", ["own", "axes"], ["mean"], keepdims=1)
+    package = _with_encoder(
+        tmp_path, mean, helper.make_node("Sub", ["own", "mean"], ["image_features"]), weights=[axes]
+    )
+    encoder, processor = _batched(package, 1024)
+    items = [processor.item(Modality.IMAGE, one) for one in PICTURES]
+    encoder.expect(items)
+    for item in items:
+        encoder.features(item)
+    assert (encoder.counters.encoded, encoder.counters.runs) == (3, 3)
+    assert "features of two together are" in encoder.describe()["images_one_by_one"]
+
+
+def test_encoder_with_room_for_one_picture_is_told_by_its_interface(tmp_path: Path) -> None:
+    package = _with_encoder(tmp_path, batch=1)
+    with olive_ext.open(package, engine={"encoder_batch_rows": 1024}) as session:
+        session.loglikelihood([ScoringRequest("<image> and", " stone", images=[one]) for one in PICTURES])
+        facts = session.describe_execution()
+    assert facts["images_one_by_one"] == "'pixel_values' [1, 3, 32, 32] has room for 1"
+    assert (facts["images_encoded"], facts["image_encoder_runs"]) == (3, 3)
+
+
+def test_strict_session_runs_every_number_of_pictures_beforehand() -> None:
+    package = plain_encoder_export("f32", "webgpu")
+    engine = {"strict_shapes": True, "num_slots": 2, "chunk_size": 16, "encoder_batch_rows": 64}
+    asked = [ScoringRequest("<image> and", " stone", images=[picture(seed, 32, 32)]) for seed in range(7)]
+    with olive_ext.open(package, execution_provider="cpu", engine=engine) as session:
+        found = session.loglikelihood(asked)
+        facts = session.describe_execution()
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (3, 0)  # 1, 2 and 4 pictures
+    assert (facts["images_encoded"], facts["image_encoder_runs"]) == (7, 3)
+    with olive_ext.open(package, execution_provider="cpu") as session:
+        expected = session.loglikelihood(asked)
+        assert session.describe_execution()["image_encoder_runs"] == 7  # on the CPU one by one
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-5)
+
+
+def test_number_of_pictures_that_was_not_run_beforehand_is_an_error_that_names_it() -> None:
+    encoder, processor = _batched(plain_encoder_export("f32", "default"), 1024, is_strict=True)
+    items = [processor.item(Modality.IMAGE, one) for one in PICTURES[:2]]
+    encoder._shapes.freeze()
+    encoder.expect(items)
+    with pytest.raises(RunError, match=r"the image encoder was not run with 'pixel_values' \[2, 3, 32, 32\]"):
+        encoder.features(items[0])

@@ -69,6 +69,9 @@ class Tap(ABC):
     def check_media(self, media: Media) -> None:  # noqa: B027
         """As `Runner.check_media`, for a model of the tap's own."""
 
+    def expect_media(self, media: Media) -> None:  # noqa: B027
+        """As `Runner.expect_media`, for a model of the tap's own."""
+
     def miss(self, step: Step) -> None:  # noqa: B027
         """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
 
@@ -174,6 +177,9 @@ class ResidentTap(Tap):
 
     def check_media(self, media: Media) -> None:
         self._reference.check_media(self._own_media(media))
+
+    def expect_media(self, media: Media) -> None:
+        self._reference.expect_media(self._own_media(media))
 
     def miss(self, step: Step) -> None:
         """Keeps the step's copies and moves for the reference, which has not run it."""

@@ -110,6 +110,9 @@ class Runner(ABC):
         if media:
             raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
 
+    def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
+        """The pictures and sounds of a request that is admitted: those of several may be encoded together."""
+
     def check_beams(self, num_beams: int) -> None:
         """Raises `OliveExtError` where a request cannot have so many sequences, each in a slot of its own."""
         if num_beams > self.capacity.num_slots:

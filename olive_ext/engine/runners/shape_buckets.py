@@ -98,6 +98,9 @@ class BucketedRunner(Runner):
     def check_media(self, media: Media) -> None:
         self._inner.check_media(media)
 
+    def expect_media(self, media: Media) -> None:
+        self._inner.expect_media(media)
+
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         self._inner.warm_up(items)
 

@@ -51,6 +51,11 @@ class Embedding:
                 taken = ", ".join(modality.value for modality in self._encoders) or "text only"
                 raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
 
+    def expect(self, media: Media) -> None:
+        """The items of a request that waits."""
+        for modality, encoder in self._encoders.items():
+            encoder.expect(run.item for run in media if run.item.modality is modality)
+
     def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
         """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
         place of some, and binds them as inputs of the decoder."""

@@ -6,39 +6,36 @@ Knows no prompt and no processor. Axes: N rows of features, H size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.runners.ort.encoder_arrays import (
+    Array,
+    Arrays,
+    difference_of,
+    fitted,
+    joined,
+    other_item,
+    real_rows,
+    shapes_of,
+)
+from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches, whole
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
-from olive_ext.engine.runners.ort.inputs import DTYPES, Feed
+from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.errors import ModelError, RunError
+from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
 from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
-Array = npt.NDArray[Any]
 Tensors = tuple[ort.OrtValue, ...]
-
-_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
-
-_ALIASES = {
-    "pixel_position_ids": "image_position_ids",
-    "image_position_ids": "pixel_position_ids",
-    "input_features": "audio_features",
-    "audio_values": "input_features",
-    "grid_thw": "image_grid_thw",
-    "feature_attention_mask": "input_features_mask",
-}
-"""The processor's name for what an exporter calls otherwise."""
 
 _COUNTED = {Modality.IMAGE: "image", Modality.AUDIO: "sound"}
 
@@ -51,6 +48,9 @@ class EncoderCounters:
     """What an encoder has done since it was opened."""
 
     encoded: int = 0
+    runs: int = 0
+    """Of the encoder, of one item or several; the warm-up's are not among them."""
+
     hits: int = 0
     evicted: int = 0
 
@@ -66,9 +66,12 @@ class MediaEncoder:
         open_graph: Callable[[bytes], ort.InferenceSession],
         shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
+        batches: EncoderBatches | None = None,
     ) -> None:
         self.spec = spec
         self._shapes = shapes or EncoderShapes(spec)
+        self._batches = batches or EncoderBatches(spec)
+        self._early: set[str] = set()
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
@@ -104,21 +107,32 @@ class MediaEncoder:
         return {
             f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
+            f"{name}_encoder_runs": counters.runs,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
             f"{name}_feature_bytes": self._num_bytes,
+            **({f"{name}s_one_by_one": self._batches.problem} if self._batches.problem else {}),
             **self._shapes.describe(),
         }
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs the encoder on items of every shape that is expected; a shape met later is late."""
         for item in items:
-            self._encode(item)
+            count = 1
+            while count <= self._batches.most(item):
+                self._encode([item] * count)
+                count *= 2
         self._shapes.freeze()
+
+    def expect(self, items: Iterable[MediaItem]) -> None:
+        """Items that requests which wait will want: they may be encoded together."""
+        self._batches.expect(item for item in items if item.key not in self._kept)
 
     def close(self) -> None:
         """Releases the features."""
         self._kept.clear()
+        self._early.clear()
+        self._batches.forget()
 
     @property
     def _num_bytes(self) -> int:
@@ -138,41 +152,94 @@ class MediaEncoder:
         features = self._kept.get(item.key)
         if features is not None:
             self._kept.move_to_end(item.key)
-            self.counters.hits += 1
+            self.counters.hits += item.key not in self._early
+            self._early.discard(item.key)
             return features
-        features = self._encode(item)
-        self.counters.encoded += 1
-        self._kept[item.key] = features
+        found = self._encode(self._batches.take(item))
+        self.counters.encoded += len(found)
+        self.counters.runs += 1
+        self._kept.update((one.key, value) for one, value in reversed(found))
+        self._early.update(one.key for one, _ in found[1:])
+        features = found[0][1]
         while len(self._kept) > 1 and self._num_bytes > self.budget:
             self._kept.popitem(last=False)
             self.counters.evicted += 1
         return features
 
-    def _encode(self, item: MediaItem) -> Tensors:
-        """[N, H] of each output for one item: the one way in which an encoder runs, beforehand and in an evaluation."""
-        arrays = item.load()
-        exact = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
-        inputs, num_rows = self._shapes.padded(exact, item)
+    def _encode(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Tensors]]:
+        """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
+
+        Items that cannot be had, or do not fit beside the first, are left out; so are all but the first where the
+        encoder does not take several.
+        """
+        items, (inputs, *others) = self._loaded(items)
+        if others:
+            inputs = joined([inputs, *others])
+            num_rows = sum(item.num_tokens for item in items)
+        else:
+            inputs, num_rows = self._shapes.padded(inputs, items[0])
         self._shapes.note(inputs)
-        binding = self._session.io_binding()
-        for name, array in inputs.items():
-            self._feed.bind(binding, name, array)
-        for output in self.spec.outputs:
-            binding.bind_output(output.name, self._device.kind, self._device.index)
-        if self.spec.real_rows is not None:
-            binding.bind_output(self.spec.real_rows.name)
-        self._session.run_with_iobinding(binding)
-        returned = binding.get_outputs()
-        features, told = tuple(returned[: len(self.spec.outputs)]), returned[len(self.spec.outputs) :]
+        features, told = self._run(inputs, self._device)
         *shape, _ = features[0].shape()
         real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
         if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for an {item.modality.value} that "
-                f"takes {num_rows} placeholders by its processor: they belong to different models or settings"
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for {len(items)} "
+                f"{items[0].modality.value}{'s' if others else ''} with {num_rows} placeholders by the processor: they "
+                "belong to different models or settings"
             )
-        is_whole = all(value.shape()[:-1] == [item.num_tokens] for value in features)
-        return features if is_whole else self._picked(features, real_N[: item.num_tokens])
+        size = items[0].num_tokens
+        if all(value.shape()[:-1] == [size] for value in features):
+            return [(items[0], features)]
+        parts = [real_N[place * size : (place + 1) * size] for place in range(len(items))]
+        return [(item, self._picked(features, part)) for item, part in zip(items, parts, strict=True)]
+
+    def _loaded(self, items: Sequence[MediaItem]) -> tuple[list[MediaItem], list[Arrays]]:
+        """The items that are encoded together, and what the encoder takes of each."""
+        found = [(items[0], self._arrays(items[0]))]
+        for item in items[1:]:
+            try:
+                arrays = self._arrays(item)
+            except OliveExtError:  # what is wrong with it is told when it is wanted itself
+                continue
+            if shapes_of(arrays) == shapes_of(found[0][1]):
+                found.append((item, arrays))
+        found = whole(found)
+        if len(found) > 1 and not self._takes_several(found[0][1]):
+            found = found[:1]
+        return [item for item, _ in found], [arrays for _, arrays in found]
+
+    def _arrays(self, item: MediaItem) -> Arrays:
+        arrays = item.load()
+        return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
+
+    def _takes_several(self, inputs: Arrays) -> bool:
+        """Whether two items together have the features that each has alone: tried once."""
+        if not self._batches.is_tried:
+            self._batches.is_tried = True
+            both = [inputs, other_item(inputs)]
+            try:
+                *alone, together = (self._on_host(one) for one in (*both, joined(both)))
+                self._batches.problem = difference_of(alone, together)
+            except Exception as error:  # noqa: BLE001 - whatever a provider throws: then it takes one at a time
+                self._batches.problem = f"two together fail: {first_line(error)}"
+        return not self._batches.problem
+
+    def _on_host(self, inputs: Arrays) -> list[Array]:
+        return [value.numpy() for value in self._run(inputs, Device("cpu"))[0]]
+
+    def _run(self, inputs: Arrays, place: Device) -> tuple[Tensors, list[ort.OrtValue]]:
+        """What the encoder returns of features, on `place`, and which of their rows are real."""
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            self._feed.bind(binding, name, array)
+        for output in self.spec.outputs:
+            binding.bind_output(output.name, place.kind, place.index)
+        if self.spec.real_rows is not None:
+            binding.bind_output(self.spec.real_rows.name)
+        self._session.run_with_iobinding(binding)
+        returned, count = binding.get_outputs(), len(self.spec.outputs)
+        return tuple(returned[:count]), returned[count:]
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
@@ -208,40 +275,6 @@ class FeatureGraph:
         self._session.run_with_iobinding(binding)
         (found,) = binding.get_outputs()
         return found
-
-
-def real_rows(told: Array) -> Array:
-    """The rows of one item's features that are not of its padding: by their number [1], or by a mask [1, rows]."""
-    return np.arange(int(told[0])) if told.ndim == 1 else np.flatnonzero(told)
-
-
-def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
-    """The processor's array for an input of an encoder: of its name or another known for the same, in its type.
-
-    An axis for a single item is added or taken away. Raises `ModelError` where there is none, or its shape does not
-    fit.
-    """
-    array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
-    if array is None:
-        raise ModelError(
-            f"'{spec.files.graph}' takes '{tensor.name}'; the processor gives {', '.join(sorted(arrays))}: another one "
-            "is needed"
-        )
-    shape = array.shape
-    if len(shape) == len(tensor.shape) + 1 and shape[0] == 1:
-        array = array[0]
-    elif len(shape) + 1 == len(tensor.shape):
-        array = array[None]
-    wrong = [
-        size
-        for size, wanted in zip(array.shape, tensor.shape, strict=False)
-        if isinstance(wanted, int) and size != wanted
-    ]
-    if len(array.shape) != len(tensor.shape) or wrong:
-        raise ModelError(
-            f"'{spec.files.graph}' takes '{tensor.name}' {list(tensor.shape)}; the processor gives {list(shape)}"
-        )
-    return np.ascontiguousarray(array, {**_FLOATS, **DTYPES}[tensor.elem_type])
 
 
 def _pairs(parts: Sequence[ort.OrtValue]) -> list[tuple[ort.OrtValue, ort.OrtValue]]:

@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.companion_inputs import Encoder
 from olive_ext.engine.runners.ort.embedding import Embedding
+from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.head import Head, SeparateHead, with_head
 from olive_ext.engine.runners.ort.kv.kv_store import Device
@@ -28,7 +29,7 @@ from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
-from olive_ext.model.decisions import ONE_BY_ONE
+from olive_ext.model.decisions import ONE_BY_ONE, choose_encoder_rows
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.media_types import MediaEncoderSpec
@@ -121,7 +122,8 @@ class Opener:
         is_strict = self.model.settings.engine.strict_shapes
         shapes = EncoderShapes(spec, is_bucketed=self.model.warms(spec), is_strict=is_strict)
         place = device if is_alike else there.model.device
-        return MediaEncoder(spec, place, partial(there.media, spec), there.helper, shapes)
+        batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place))
+        return MediaEncoder(spec, place, partial(there.media, spec), there.helper, shapes, batches=batches)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run all of it."""

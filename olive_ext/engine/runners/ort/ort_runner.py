@@ -126,6 +126,10 @@ class OrtRunner(Runner):
         else:
             self._parts.embedding.check(media)
 
+    def expect_media(self, media: Media) -> None:
+        if self._parts.embedding is not None:
+            self._parts.embedding.expect(media)
+
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs the encoders of pictures and sound. Raises `RunError` where the device fails."""
         if self._parts.embedding is not None:

@@ -1,0 +1,96 @@
+"""What an encoder is given of an item, and what it returns, as arrays: by name, joined, compared. Knows no session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.runners.ort.inputs import DTYPES
+from olive_ext.errors import ModelError
+from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.model.types import TensorSpec
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
+
+_ALIASES = {
+    "pixel_position_ids": "image_position_ids",
+    "image_position_ids": "pixel_position_ids",
+    "input_features": "audio_features",
+    "audio_values": "input_features",
+    "grid_thw": "image_grid_thw",
+    "feature_attention_mask": "input_features_mask",
+}
+"""The processor's name for what an exporter calls otherwise."""
+
+ROUNDING = {8: 1e-5, 4: 1e-5, 2: 2e-3}
+"""For the bytes of a number: the most that features may be off beside others, relative to the largest."""
+
+
+def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
+    """The processor's array for an input of an encoder: of its name or another known for the same, in its type.
+
+    An axis for a single item is added or taken away. Raises `ModelError` where there is none, or its shape does not
+    fit.
+    """
+    array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
+    if array is None:
+        raise ModelError(
+            f"'{spec.files.graph}' takes '{tensor.name}'; the processor gives {', '.join(sorted(arrays))}: another one "
+            "is needed"
+        )
+    shape = array.shape
+    if len(shape) == len(tensor.shape) + 1 and shape[0] == 1:
+        array = array[0]
+    elif len(shape) + 1 == len(tensor.shape):
+        array = array[None]
+    wrong = [
+        size
+        for size, wanted in zip(array.shape, tensor.shape, strict=False)
+        if isinstance(wanted, int) and size != wanted
+    ]
+    if len(array.shape) != len(tensor.shape) or wrong:
+        raise ModelError(
+            f"'{spec.files.graph}' takes '{tensor.name}' {list(tensor.shape)}; the processor gives {list(shape)}"
+        )
+    return np.ascontiguousarray(array, {**_FLOATS, **DTYPES}[tensor.elem_type])
+
+
+def difference_of(alone: Sequence[Sequence[Array]], together: Sequence[Array]) -> str:
+    """How far the features of items together are from those of each alone, of each output; empty where that is
+    rounding."""
+    for place, both in enumerate(features.reshape(-1, features.shape[-1]) for features in together):
+        each = np.concatenate([found[place].reshape(-1, both.shape[-1]) for found in alone])
+        if both.shape != each.shape:
+            return f"two together have {len(both)} rows of features, and {len(each)} one by one"
+        largest = np.abs(both.astype(np.float64) - each).max() / max(np.abs(each).max(), 1e-30)
+        if not largest <= ROUNDING[both.dtype.itemsize]:
+            return f"features of two together are {largest:.2g} of the largest off those of each alone"
+    return ""
+
+
+def other_item(inputs: Arrays) -> Arrays:
+    """An item of the same shapes with other content."""
+    return {
+        name: np.ascontiguousarray(np.flip(array, -1)) if array.dtype.kind == "f" else array
+        for name, array in inputs.items()
+    }
+
+
+def joined(items: Sequence[Arrays]) -> Arrays:
+    """Arrays of several items, one behind the other."""
+    return {name: np.concatenate([arrays[name] for arrays in items]) for name in items[0]}
+
+
+def shapes_of(arrays: Arrays) -> list[tuple[int, ...]]:
+    return [array.shape for array in arrays.values()]
+
+
+def real_rows(told: Array) -> Array:
+    """The rows of one item's features that are not of its padding: by their number [1], or by a mask [1, rows]."""
+    return np.arange(int(told[0])) if told.ndim == 1 else np.flatnonzero(told)
