@@ -37,7 +37,8 @@ def _add_encoder(
     name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
     add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
     add(f"{name} provider", provider.name, provider.origin)
-    add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
+    inputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs)
+    add(f"{name} inputs", inputs, encoder.one_by_one and f"one item a run: {encoder.one_by_one}")
     shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
     add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
     add(f"{name} placeholder", encoder.placeholder)

@@ -44,8 +44,7 @@ MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
 )
-"""Parts of the messages by which ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS and cuDNN, C++, and numpy report
-that memory ran out."""
+"""Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,7 @@ class OrtRunner(Runner):
                 self._parts.embedding.warm_up(items)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
-        """Grows the slots to `positions` and the shared-prefix cache to `cells` (rounded up), at least by a quarter;
-        never shrinks them."""
+        """Grows slots to `positions`, the shared-prefix cache to `cells`, by a quarter or more; never shrinks them."""
         capacity = self.capacity
         if positions > capacity.positions:
             fixed = next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None)
@@ -200,8 +198,7 @@ class OrtRunner(Runner):
             self._parts.embedding.close()
 
     def _shrink_arena(self) -> None:
-        """ONNX Runtime shrinks an arena behind a run only, so one token is run in the smallest slots there are. (An
-        encoder-decoder runs nothing without a source: its arenas keep what they have.)"""
+        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run only (no encoder-decoder's)."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()
@@ -289,8 +286,7 @@ def named_failure(error: Exception, doing: str) -> Exception:
     allocators. Raises any other `error`."""
     if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
         raise error
-    kind = MemoryShortageError if is_memory_error(error) else RunError
-    return kind(f"ONNX Runtime failed {doing}: {reason_of(error)}")
+    return (MemoryShortageError if is_memory_error(error) else RunError)(f"ONNX Runtime failed {doing}: {reason_of(error)}")
 
 
 def is_memory_error(error: Exception) -> bool:
