@@ -198,7 +198,7 @@ class OrtRunner(Runner):
             self._parts.embedding.close()
 
     def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run only (no encoder-decoder's)."""
+        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()
@@ -282,11 +282,11 @@ def named_ort_failures(doing: str) -> Iterator[None]:
 
 
 def named_failure(error: Exception, doing: str) -> Exception:
-    """`MemoryShortageError` or `RunError` in place of what ONNX Runtime raises: its own classes, RuntimeError from
-    allocators. Raises any other `error`."""
+    """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
     if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
         raise error
-    return (MemoryShortageError if is_memory_error(error) else RunError)(f"ONNX Runtime failed {doing}: {reason_of(error)}")
+    shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
+    return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)
 
 
 def is_memory_error(error: Exception) -> bool:
