@@ -32,21 +32,21 @@ PLUGINS = {"webgpu": "onnxruntime_ep_webgpu"}
 SETTINGS = ((1, 256), (3, 7), (8, 64))
 """Slots and chunk size; the others are compared with the first."""
 
-COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch", "rows")
+COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch", "texts", "rows")
 INTRODUCTION = """# Decoders
 
 Made by `python -m docs.decoders` (see there). Models are tiny, with random weights, exported by real exporters.
 
-- **score**: largest difference of a log-probability over 48 requests, in nats, 40 with shared prefixes and 8 of one
-  length, to the reference:
+- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference:
   Hugging Face transformers where the export claims to be the same model in fp32, else one plain forward pass of the
   untouched file for each request (integer and half-precision weights are not the source's).
 - **plain**: the same to plain forward passes in every case that the CPU can run: what is the engine's own doing.
 - **roll**: relative difference of the log-likelihood of a text.
 - **generate**: greedy answers of 16 tokens that equal the reference's, with 1, 3 and 8 slots.
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once.
-- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and requests in another
-  order, in nats: rows one by one against steps of several texts, where the graph takes such.
+- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and those requests in
+  another order, in nats, and 16 texts of one length, which share steps where the graph takes several rows.
+- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch.
 - **rows**: tokens generated a step with 8 slots, for 6 prompts of other lengths, prompts' steps counted: up to 6
   where all of them decode together, 1 where one does.
 
@@ -121,8 +121,8 @@ def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
     source = _source(export)
     stems = [draw(5, 60 if source is None else 35) for _ in range(6)]
     pairs = [(rng.choice(stems) + draw(0, 10), draw(1, 8)) for _ in range(40)]
-    pairs += [(draw(20, 20), draw(4, 4)) for _ in range(8)]
     requests = [ScoringRequest(context, target, source=source) for context, target in pairs]
+    alike = [ScoringRequest(draw(20, 20), draw(4, 4), source=source) for _ in range(16)]
     text = draw(90, 90)
     found = []
     for num_slots, chunk_size in SETTINGS:
@@ -132,6 +132,9 @@ def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
             scores = [outputs[order.index(i)].token_logprobs for i in range(len(requests))]
             counters = session.counters
             fork = counters.tokens_fed / counters.tokens_distinct
+            begun = counters.steps
+            scores += [output.token_logprobs for output in session.loglikelihood(alike)]
+            texts = len(alike) / (counters.steps - begun)
             rolled = 0.0 if source is not None else session.loglikelihood_rolling([text])[0].logprob
             begun, generated = counters.steps, counters.tokens_generated
             answers = session.generate([GenerationRequest(stem, max_new_tokens=16, source=source) for stem in stems])
@@ -146,12 +149,13 @@ def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
     equal = [all(answers[i] == wanted for *_, answers in found) for i, wanted in enumerate(wanted_answers)]
     return {
         "reference": scorer.label,
-        "score": f"{_largest(scores, expected[scorer.label]):.1e}",
-        "plain": f"{_largest(scores, expected['plain']):.1e}" if "plain" in expected else "",
+        "score": f"{_largest(scores[: len(pairs)], expected[scorer.label]):.1e}",
+        "plain": f"{_largest(scores[: len(pairs)], expected['plain']):.1e}" if "plain" in expected else "",
         "roll": f"{abs(rolled / rolling - 1):.1e}" if rolling else "",
         "generate": f"{sum(equal)} of {len(stems)}",
         "fork": f"{max(fork for _, fork, *_ in found):.2f}",
         "batch": f"{max(_largest(scores, other) for other, *_ in others):.1e}",
+        "texts": f"{texts:.1f}",
         "rows": f"{rows:.1f}",
     }
 

@@ -100,7 +100,7 @@ def _features(model: Any, reference: Any, image: Any) -> float:
     (spec,) = model.media.encoders
     graph, open_session = str(spec.files.graph), onnxruntime.InferenceSession
     encoder = MediaEncoder(spec, Device("cpu"), lambda: open_session(graph), open_session)
-    found = encoder.features(MediaProcessor(model.media, model.files).item(Modality.IMAGE, image)).numpy()
+    found = encoder.features(MediaProcessor(model.media, model.files).item(Modality.IMAGE, image))[0].numpy()
     expected = reference.features([image]).numpy()
     return float(abs(found - expected).max() / abs(expected).max())
 

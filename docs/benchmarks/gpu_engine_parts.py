@@ -19,6 +19,9 @@ LETTERS = 10
 CONTEXT, SHOTS, OWN = 2048, 700, 150
 """Positions of the context; tokens that all questions share, and tokens of each."""
 
+STEP_SIZES = (1024, 512, 256, 128, 2048, 4096)
+"""Tokens of a step. Those of which illegal accesses were reported come last: what went before is kept."""
+
 
 class Opened:
     """An engine on a package, and the seconds that ONNX Runtime has run for it."""
@@ -48,11 +51,12 @@ class Opened:
     def run(self, requests: Sequence[Any]) -> tuple[list[Any], Found]:
         """Results, and seconds of the wall, inside ONNX Runtime and outside, with the steps."""
         self.engine.reset()
-        steps, inside, begin = self.engine.counters.steps, self.seconds_inside, time.perf_counter()
+        counters, inside = self.engine.counters, self.seconds_inside
+        steps, fed, begin = counters.steps, counters.tokens_fed, time.perf_counter()
         results = self.engine.run(requests)
         wall, inside = time.perf_counter() - begin, self.seconds_inside - inside
         facts = {"wall_s": wall, "inside_s": inside, "outside_s": wall - inside}
-        return results, {**facts, "steps": self.engine.counters.steps - steps}
+        return results, {**facts, "steps": counters.steps - steps, "tokens": counters.tokens_fed - fed}
 
 
 def questions(number: int, vocab_size: int, shots: int = SHOTS, own: int = OWN, answer: int = 1) -> list[Any]:
@@ -119,7 +123,7 @@ def _engine(place: Any, folder: Path) -> Iterator[Found]:
 
 def llama(place: Any, models: Path) -> Iterator[Found]:
     """300 questions on Llama-3.2-1B's shape: wall, inside and outside of ONNX Runtime, by the tokens of a step."""
-    yield from _shape(place, models / "llama-3.2-1b" / "fp16", (1024, 512, 256))
+    yield from _shape(place, models / "llama-3.2-1b" / "fp16", STEP_SIZES)
 
 
 def gemma(place: Any, models: Path) -> Iterator[Found]:
@@ -147,6 +151,7 @@ def _shape(place: Any, folder: Path, sizes: Sequence[int], options: Mapping[str,
         yield {"not run": f"no package {folder.parent.name}/{folder.name}"}
         return
     number = 300 if place.device == "cuda" else 3
+    points: list[tuple[float, float]] = []
     for size in sizes:
         opened = Opened(place, package, chunk_size=size, session_options=dict(options or {}))
         requests = questions(number, 1000)
@@ -154,6 +159,10 @@ def _shape(place: Any, folder: Path, sizes: Sequence[int], options: Mapping[str,
         _, facts = opened.run(requests)
         yield {str(size): {**facts, "questions_per_second": number / facts["wall_s"]}}
         opened.engine.close()
+        points.append((facts["tokens"] / facts["steps"], facts["inside_s"] / facts["steps"]))
+        if len(points) > 1:
+            token, fixed = np.polyfit(*zip(*points, strict=True), 1).tolist()
+            yield {"slope": {"fixed_ms": 1e3 * fixed, "token_us": 1e6 * token}}
 
 
 def _hugging_face(place: Any, folder: Path) -> Iterator[Found]:

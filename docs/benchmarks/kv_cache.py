@@ -1,4 +1,4 @@
-"""What keys and values cost on their way from one token to the next: one decode loop in four forms.
+"""What keys and values cost on their way from one token to the next: one decode loop in five forms.
 
     python docs/benchmarks/kv_cache.py MODEL --device cpu            MODEL: a package of onnxruntime-genai's builder
 
@@ -6,10 +6,13 @@
 - returned: bound outputs stay on the device and are the next past; the graph still copies them when it appends.
 - in place: past and present are one buffer of the greatest length.
 - genai: onnxruntime-genai's generator, whose buffers are in place, too.
+- olive_ext: this package's engine, which reads token ids, or the best of each beam, instead of logits; its beams are a
+  beam search, with forks where the search makes them.
 
 Each with 1 row, 4 rows and 4 beams: rows that are reordered at every token, as beam search does. Prints milliseconds
-and bytes over the bus a token (medians): on a device with memory of its own those that the loop hands over as host
-arrays; over the CUDA stub those that the stub counts; on the CPU those that would cross. docs/kv_cache.md has results.
+(on the CPU those of the processor, with one thread, which other work does not take away; elsewhere the clock's) and
+bytes over the bus a token (medians): on a device with memory of its own those that the loop hands over as host arrays;
+over the CUDA stub those that the stub counts; on the CPU those that would cross. docs/kv_cache.md has results.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +100,8 @@ class BoundLoop(Loop):
         super().__init__(*given)
         self.values = [ort.OrtValue.ortvalue_from_numpy(array, self.device, 0) for array in self.zeros(self.length)]
         kinds = [StackedTensor(value.element_type(), 4, None) for value in self.values]
-        self.reorder = ort.InferenceSession(stack_graph(kinds, 1), providers=self.session.get_providers())
+        options = self.session.get_session_options()
+        self.reorder = ort.InferenceSession(stack_graph(kinds, 1), options, providers=self.session.get_providers())
 
     @property
     def length(self) -> int:
@@ -166,6 +172,13 @@ class InPlaceLoop(BoundLoop):
 
 
 HEAD_SIZE = [0]
+
+
+def clock(device: str) -> float:
+    """Seconds that steps on this device take."""
+    return time.process_time() if device == "cpu" else time.perf_counter()
+
+
 LOOPS = {"numpy": NumpyLoop, "returned": BoundLoop, "in place": InPlaceLoop}
 
 
@@ -176,9 +189,9 @@ def measured(loop: Loop, tokens: int, reorders: bool) -> dict[str, float]:
     for _ in range(tokens):
         loop.bytes_crossed = 0
         stub_bytes()
-        begin = time.perf_counter()
+        begin = clock(loop.device)
         loop.step(reorders)
-        spent.append(1e3 * (time.perf_counter() - begin))
+        spent.append(1e3 * (clock(loop.device) - begin))
         crossed.append(loop.bytes_crossed if (counted := stub_bytes()) is None else counted)
     return {"ms": statistics.median(spent), "bytes": statistics.median(crossed)}
 
@@ -192,12 +205,14 @@ def stub_bytes() -> int | None:
     return int(found[3] + found[5])
 
 
-def genai(model: Path, past: int, tokens: int, rows: int, reorders: bool) -> dict[str, Any]:
+def genai(model: Path, device: str, past: int, tokens: int, rows: int, reorders: bool) -> dict[str, Any]:
     """The generator's milliseconds a token; what it copies inside cannot be seen from here."""
     import onnxruntime_genai as og
 
     try:
-        opened = og.Model(str(model))
+        config = og.Config(str(model))
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": 1}}}}))
+        opened = og.Model(config)
     except Exception as error:  # noqa: BLE001 - a build without this device is a finding
         return {"not run": str(error).splitlines()[0][:80]}
     parameters = og.GeneratorParams(opened)
@@ -209,10 +224,71 @@ def genai(model: Path, past: int, tokens: int, rows: int, reorders: bool) -> dic
     generator.generate_next_token()
     spent = []
     for _ in range(tokens):
-        begin = time.perf_counter()
+        begin = clock(device)
         generator.generate_next_token()
-        spent.append(1e3 * (time.perf_counter() - begin))
+        spent.append(1e3 * (clock(device) - begin))
     return {"ms": statistics.median(spent)}
+
+
+class Engine:
+    """This package's engine: marks of time and bytes behind each of its decoding steps."""
+
+    def __init__(self, model: Path, device: str, past: int, tokens: int) -> None:
+        from olive_ext.config import EngineConfig, ModelSettings
+        from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+
+        self.marks: list[tuple[float, int]] = []
+        self._kind, self._run, self._sent = OrtRunner, OrtRunner.run, 0
+        self._device, self._past, self._tokens = device, past, tokens
+        where = {"model": str(model), "execution_provider": device, "non_finite": "report"}
+        self._settings = ModelSettings(**where, engine=EngineConfig(num_slots=4, num_threads=1, scoring="rows"))
+
+    def measured(self, rows: int, reorders: bool) -> dict[str, float]:
+        """Medians of milliseconds between two steps, and of bytes, with so many rows or beams."""
+        from olive_ext.engine.opening import open_engine
+        from olive_ext.engine.requests import Beams, Generation, Request
+        from olive_ext.model import resolve
+
+        draw = np.random.default_rng(3)
+        generation = Generation(self._tokens + 3, beams=Beams(rows) if reorders else None)
+        prompts = draw.integers(4, 1000, (1 if reorders else rows, self._past)).tolist()
+        with self._marking(rows):
+            opened = open_engine(resolve(self._settings))
+            opened.run([Request(tuple(prompt), 0, generation) for prompt in prompts])
+            opened.close()
+        times, crossed = zip(*self.marks[-self._tokens - 1 :], strict=True)
+        spent = [1e3 * (after - before) for before, after in pairwise(times)]
+        return {"ms": statistics.median(spent), "bytes": statistics.median(crossed[1:])}
+
+    @contextmanager
+    def _marking(self, rows: int) -> Iterator[None]:
+        """Counts what steps of `rows` rows with one token each hand to ONNX Runtime and read from it."""
+        self.marks.clear()
+        bind, update = ort.IOBinding.bind_cpu_input, ort.OrtValue.update_inplace
+
+        def bound(binding: Any, name: str, array: Any) -> None:
+            self._sent += array.nbytes
+            bind(binding, name, array)
+
+        def updated(value: Any, array: Any) -> None:
+            self._sent += array.nbytes
+            update(value, array)
+
+        def run(runner: Any, step: Any) -> Any:
+            self._sent, read = 0, runner.host_bytes
+            stub_bytes()
+            output = self._run(runner, step)
+            counted = stub_bytes()
+            crossed = self._sent + runner.host_bytes - read if counted is None else counted
+            if len(step.rows) == step.num_tokens == rows:
+                self.marks.append((clock(self._device), crossed))
+            return output
+
+        ort.IOBinding.bind_cpu_input, ort.OrtValue.update_inplace, self._kind.run = bound, updated, run
+        try:
+            yield
+        finally:
+            ort.IOBinding.bind_cpu_input, ort.OrtValue.update_inplace, self._kind.run = bind, update, self._run
 
 
 def results(model: Path, device: str, past: int, tokens: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -220,13 +296,18 @@ def results(model: Path, device: str, past: int, tokens: int) -> Iterator[tuple[
     provider = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}[device]
     config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     HEAD_SIZE[0] = int(config["head_size"])
-    session = ort.InferenceSession(str(model / config["filename"]), providers=[provider])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(model / config["filename"]), options, providers=[provider])
     for form, kind in LOOPS.items():
         for name, (rows, reorders) in ROWS.items():
             loop = kind(session, device, rows, past, past + tokens + 8)
             yield form, name, measured(loop, tokens, reorders)
     for name, (rows, reorders) in ROWS.items():
-        yield "genai", name, genai(model, past, tokens, rows, reorders)
+        yield "genai", name, genai(model, device, past, tokens, rows, reorders)
+    engine = Engine(model, device, past, tokens)
+    for name, (rows, reorders) in ROWS.items():
+        yield "olive_ext", name, engine.measured(rows, reorders)
 
 
 def main() -> None:

@@ -105,6 +105,8 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
+        if not (isinstance(metric, str) or callable(metric)):
+            raise TaskError(f"task '{name}' has the metric {metric!r} in 'metric_list': give a name or a function")
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")

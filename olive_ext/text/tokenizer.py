@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why_not_loaded
+from olive_ext.text.panics import panics_as_errors
 
 logger = logging.getLogger(__name__)
-
 Traits = Mapping[str, Any]
 
 _TOGETHER = 256
@@ -46,14 +46,14 @@ def load_tokenizer(
     prefix_token_id: int | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """The tokenizer in folder (or under hub name) `where`; raises `ModelError` where transformers cannot load it, or
-    where it brings Python code that is not trusted."""
+    """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings code."""
     from transformers import AutoTokenizer
 
     load: Any = AutoTokenizer.from_pretrained
     try:
-        hf = load(where, trust_remote_code=trust_remote_code)
-        hf.encode("a")  # some files can be loaded, and not be used
+        with panics_as_errors():
+            hf = load(where, trust_remote_code=trust_remote_code)
+            hf.encode("a")  # some files can be loaded, and not be used
     except Exception as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)

@@ -288,6 +288,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.task(CHOICE.replace("acc_norm", "../..")),
         "task 'mine' has the unknown metric '../..'; there are acc",
     ),
+    "metric that is a number": (
+        lambda p: p.task(CHOICE.replace("acc_norm", "-1")),
+        "task 'mine' has the metric -1 in 'metric_list': give a name or a function",
+    ),
     "aggregation that is unknown": (
         lambda p: p.task(CHOICE.replace("metric: acc\n", "metric: acc\n    aggregation: nosuch\n")),
         "unknown aggregation 'nosuch'; there are",

@@ -105,7 +105,7 @@ def test_a_copy_moves_the_asked_positions_and_no_more() -> None:
     rows = Rows()
     rows.run([Row(0, 0, tuple(range(10, 40)))])
     before = rows.memory()
-    rows.kv.copy(Copy(0, 2, 17))
+    rows.kv.copy([Copy(0, 2, 17)])
     for old, new in zip(before, rows.memory(), strict=True):
         assert (new[:2] == old[:2]).all()
         assert (new[2, :, :17] == old[0, :, :17]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -170,6 +171,20 @@ def test_load_tokenizer_is_a_model_error_when_files_are_missing_or_broken(tmp_pa
     with pytest.raises(ModelError, match="no tokenizer can be loaded from") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_panic_of_the_tokenizers_library_is_a_model_error_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    byte_level().hf.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["continuing_subword_prefix"] = "{{x}}"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"no tokenizer can be loaded from '.*': range end index"):
+        load_tokenizer(str(tmp_path))
+    os.write(2, b"open again")
+    assert capfd.readouterr().err == "open again"
 
 
 @pytest.mark.parametrize(

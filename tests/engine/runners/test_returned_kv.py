@@ -88,7 +88,7 @@ def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -
             lengths = {0, len(CONTENT[giver])} | (kept[giver] if has_state else set(range(len(CONTENT[giver]))))
             length = data.draw(st.sampled_from(sorted(lengths)))
             if giver != slots[0] and length:
-                store.copy(Copy(giver, slots[0], length))
+                store.copy([Copy(giver, slots[0], length)])
                 CONTENT[slots[0]], kept[slots[0]] = CONTENT[giver][:length], {length}
         is_kept = data.draw(st.booleans())
         rows = [
