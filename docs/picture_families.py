@@ -29,9 +29,9 @@ COLUMNS = ("export", "features", "score", "answers", "fork", "batch", "alone", "
 INTRODUCTION = """
 ## Behind pictures
 
-Made by `python -m docs.picture_families`: 18 targets behind three pictures (or sounds: Qwen3-ASR, `gemma4_any`), in fp32
-on the CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has it
-too.
+Made by `python -m docs.picture_families`: 18 targets behind three pictures (or sounds: Qwen3-ASR, `gemma4_any`), in
+fp32 on the CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has
+it too.
 
 - **export**: by mobius, or the flat layout of onnxruntime-genai, whose builder made the decoder: the encoder and the
   embedding graph beside it are torch.onnx's of transformers' modules (LLaVA 1.5), or mobius's (Qwen2.5-VL).
