@@ -123,6 +123,8 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 
 def _check(model: ResolvedModel, findings: Findings) -> None:
+    from olive_ext.check.media_check import add_media
+
     _add_files(model, findings.section("Model"))
     with findings.noting_problems():
         _add_providers(model, findings.section("Providers"))
@@ -133,7 +135,7 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
         with findings.noting_problems():
             _add_decoder(model, findings)
         with findings.noting_problems():
-            _add_media(model, findings.section("Pictures and sound"))
+            add_media(model, findings.section("Pictures and sound").add)
     with findings.noting_problems():
         _add_tokenizer(model, findings.section("Tokenizer"))
     with findings.noting_problems():
@@ -179,29 +181,6 @@ def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> N
     section.add("KV cache", "updated in place" if spec.is_kv_in_place else "returned grown at every step")
     for note in spec.notes:
         section.add("note", note)
-
-
-def _add_media(model: ResolvedModel, section: Section) -> None:
-    from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
-    from olive_ext.media import MediaProcessor
-
-    if model.media is None:
-        return
-    if model.media.problem:
-        section.add("refused", model.media.problem, "text runs without encoders")
-    for encoder in model.media.encoders:
-        name, provider = encoder.modality.value, model.providers_of(encoder)[0]
-        section.add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
-        section.add(f"{name} provider", provider.name, provider.origin)
-        section.add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
-        section.add(f"{name} features", f"{encoder.output.name} {list(encoder.output.shape)}")
-        section.add(f"{name} placeholder", encoder.placeholder)
-        section.add(f"{name} processor", *MediaProcessor(model.media, model.files).describe(load=True).values())
-    if model.media.encoders:
-        section.add("positions", "time, height, width" if model.media.has_rotary_grid else "one number for each token")
-        section.add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
-        section.add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
-    section.facts += [Fact("note", note) for note in model.media.notes]
 
 
 def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:

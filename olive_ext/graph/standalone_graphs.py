@@ -79,23 +79,21 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
 
 
 FEATURES = "y"
-"""The output of `cut_graph`, `join_graph` and `fold_graph`."""
+"""The output of `pick_graph`, `join_graph` and `fold_graph`."""
 
 
-def cut_graph(elem_type: int) -> bytes:
-    """`y` [N,H] = rows `first`[1] to `stop`[1] of `x`, whose axes before the last count rows."""
+def pick_graph(elem_type: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last count rows."""
     shape = helper.make_tensor("all_rows", TensorProto.INT64, [1], [-1])
-    width = [helper.make_node("Shape", ["x"], ["width"], start=-1)]
     nodes = [
-        *width,
+        helper.make_node("Shape", ["x"], ["width"], start=-1),
         helper.make_node("Concat", ["all_rows", "width"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["x", "shape"], ["rows"]),
-        helper.make_node("Slice", ["rows", "first", "stop"], [FEATURES]),
+        helper.make_node("Reshape", ["x", "shape"], ["flat"]),
+        helper.make_node("Gather", ["flat", "rows"], [FEATURES], axis=0),
     ]
-    inputs = [_value("x", elem_type, None)]
-    inputs += [_value(name, TensorProto.INT64, [1]) for name in ("first", "stop")]
+    inputs = [_value("x", elem_type, None), _value("rows", TensorProto.INT64, ["N"])]
     outputs = [_value(FEATURES, elem_type, ["N", "H"])]
-    return _serialized(helper.make_graph(nodes, "cut", inputs, outputs, [shape]))
+    return _serialized(helper.make_graph(nodes, "pick", inputs, outputs, [shape]))
 
 
 def join_graph(elem_type: int) -> bytes:

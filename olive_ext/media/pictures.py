@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from olive_ext.errors import MediaError, first_line
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from PIL import Image
 
 Given: TypeAlias = Any
@@ -49,14 +50,14 @@ def read_picture(given: Given) -> Image.Image:
         raise MediaError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
 
 
-def sendable(given: Given) -> Given:
-    """The same picture for a process that may not see this one's files. Raises `MediaError` where it is gone."""
+def sendable(given: Given, kind: str = "picture") -> Given:
+    """The same for a process that may not see this one's files. Raises `MediaError` where it is gone."""
     if not isinstance(given, (str, Path)):
         return given
     try:
         return Path(given).read_bytes()
     except OSError as error:
-        raise MediaError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise MediaError(f"{named(given, kind)} cannot be read as a {kind}: {first_line(error)}") from error
 
 
 def thumbnail(given: Given) -> str:
@@ -74,10 +75,10 @@ def blank(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height))
 
 
-def content_key(picture: Image.Image) -> str:
-    """Digest of the pixels."""
-    digest = hashlib.sha256(f"{picture.mode} {picture.size} ".encode())
-    digest.update(picture.tobytes())
+def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
+    """Digest of pixels or samples."""
+    digest = hashlib.sha256(f"{getattr(content, 'mode', 'sound')} {content.size} ".encode())
+    digest.update(content.tobytes())
     return digest.hexdigest()
 
 
@@ -118,6 +119,6 @@ def _opened(given: Given) -> io.BytesIO | Path:
     raise MediaError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
 
 
-def named(given: Given) -> str:
-    """The picture in an error: by its path, where it has one."""
-    return f"the picture '{given}'" if isinstance(given, (str, Path)) else "a picture"
+def named(given: Given, kind: str = "picture") -> str:
+    """The picture or sound in an error: by its path, where it has one."""
+    return f"the {kind} '{given}'" if isinstance(given, (str, Path)) else f"a {kind}"

@@ -1,4 +1,5 @@
-"""Pictures as items for the engine: how many placeholders each takes, its key, and its pixels when they are needed.
+"""Pictures and sounds as items for the engine: how many placeholders each takes, its key, and its arrays when they are
+needed.
 
 Knows no prompt and no session.
 """
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from olive_ext.engine.media import MediaItem, token_buckets
 from olive_ext.errors import MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
+from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
 from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
@@ -42,24 +45,28 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class PictureArrays:
-    """The arrays of a picture that a user gave, whenever they are asked for. What is sent to another process is the
-    picture without its processor: that process has one of its own (`MediaProcessor.adopt`)."""
+class ItemArrays:
+    """The arrays of what a user gave, whenever they are asked for. What is sent to another process is the picture or
+    sound without its processor: that process has one of its own (`MediaProcessor.adopt`)."""
 
     processor: MediaProcessor | None
+    modality: Modality
     key: str
     given: Given
 
     def __call__(self) -> Arrays:
         assert self.processor is not None
-        return self.processor.load(self.key, self.given)
+        return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PictureArrays, (None, self.key, sendable(self.given))
+        return ItemArrays, (None, self.modality, self.key, sendable(self.given, _KINDS[self.modality]))
+
+
+_KINDS = {Modality.IMAGE: "picture", Modality.AUDIO: "sound"}
 
 
 class MediaProcessor:
-    """Makes items of pictures for one model. The processor is loaded when the first picture comes."""
+    """Makes items of pictures and sounds for one model. A processor is loaded when the first of its kind comes."""
 
     def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
         self.spec = spec
@@ -67,54 +74,64 @@ class MediaProcessor:
         self.kept_bytes = KEPT_BYTES
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
+        self._sounds = SoundItems(files)
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
-        """The item of a picture that a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
+        """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
             names = ", ".join(found.value for found in self.spec.modalities)
             raise TaskError(f"the request has an {modality.value}; this model takes {names}")
-        picture = read_picture(given)
-        content = content_key(picture)
+        read = self._read(modality, given)
+        content = content_key(read)
         if content not in self._known:
-            arrays = self._prepare(picture)
+            arrays = self._prepare(modality, read)
             extent = self._extent(arrays, taken)
             self._known[content] = replace(extent, key=arrays_key(arrays))
             self._keep(self._known[content].key, arrays)
         extent = self._known[content]
-        load = PictureArrays(self, extent.key, given)
+        load = ItemArrays(self, modality, extent.key, given)
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid)
 
     def adopt(self, item: MediaItem) -> MediaItem:
         """An item that was sent from another process, to be prepared by this processor."""
-        return replace(item, load=replace(item.load, processor=self)) if isinstance(item.load, PictureArrays) else item
+        return replace(item, load=replace(item.load, processor=self)) if isinstance(item.load, ItemArrays) else item
 
     def own(self, item: MediaItem) -> MediaItem:
-        """The item of the same picture as this model has it, where `item` is another model's. Raises `TaskError` where
+        """The item of the same content as this model has it, where `item` is another model's. Raises `TaskError` where
         it takes another number of tokens, so that no text holds it for both models."""
-        if not isinstance(item.load, PictureArrays):
+        if not isinstance(item.load, ItemArrays):
             return item
         found = self.item(item.modality, item.load.given)
         if found.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{named(item.load.given)} takes {item.num_tokens} tokens by the model's processor and "
-                f"{found.num_tokens} by the reference's: they cannot be compared on one text"
+                f"{named(item.load.given, _KINDS[item.modality])} takes {item.num_tokens} tokens by the model's "
+                f"processor and {found.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return found
 
-    def load(self, key: str, given: Given) -> Arrays:
-        """The arrays of the picture of that key. Raises `TaskError` where `given` holds another one by now."""
+    def load(self, modality: Modality, key: str, given: Given) -> Arrays:
+        """The arrays of the item of that key. Raises `TaskError` where `given` holds another one by now."""
         if (kept := self._kept.get(key)) is not None:
             return kept
-        arrays = self._prepare(read_picture(given))
+        arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
-            raise TaskError(f"{named(given)} is another one than when it was asked about, or is prepared otherwise")
+            shown = named(given, _KINDS[modality])
+            raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
         return self._keep(key, arrays)
 
     def dummies(self, most: int) -> list[MediaItem]:
-        """Pictures of every shape that an encoder can meet with up to `most` tokens: one where the processor makes all
-        alike, else one for each bucket."""
+        """Pictures and sounds of every shape that an encoder can meet with up to `most` tokens."""
+        found = [self.item(Modality.AUDIO, silence) for silence in self._silences()]
+        found += self._blanks(most) if Modality.IMAGE in self.spec.modalities else []
+        return [item for item in found if item.num_tokens <= most]
+
+    def _silences(self) -> list[Given]:
+        return self._sounds.silences() if Modality.AUDIO in self.spec.modalities else []
+
+    def _blanks(self, most: int) -> list[MediaItem]:
+        """One picture where the processor makes all alike, else one for each bucket."""
         found = [self.item(Modality.IMAGE, blank(64, 64))]
         if found[0].grid is None:
             return found
@@ -128,18 +145,18 @@ class MediaProcessor:
                 found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
         return found
 
-    def describe(self, *, load: bool = False) -> Mapping[str, Any]:
-        """The processor and its file, where it is loaded or shall be."""
-        if not load and "_loaded" not in self.__dict__:
-            return {}
-        processor, file = self._loaded
-        return {"image_processor": type(processor).__name__, "image_processor_file": str(file)}
+    def processor_of(self, modality: Modality) -> tuple[Any, Path]:
+        """transformers' processor of pictures or of sound, and its file. Raises `ModelError` where there is none."""
+        return self._loaded if modality is Modality.IMAGE else (self._sounds.extractor, self._sounds.file)
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
+    def _loaded(self) -> tuple[Any, Path]:
         files = self._files
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
         return load_image_processor(folders_of(files), named)
+
+    def _read(self, modality: Modality, given: Given) -> Any:
+        return read_picture(given) if modality is Modality.IMAGE else self._sounds.read(given)
 
     def _keep(self, key: str, arrays: Arrays) -> Arrays:
         self._kept[key] = arrays
@@ -147,7 +164,10 @@ class MediaProcessor:
             self._kept.popitem(last=False)
         return arrays
 
-    def _prepare(self, picture: Any) -> Arrays:
+    def _prepare(self, modality: Modality, content: Any) -> Arrays:
+        return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
+
+    def _pixels(self, picture: Any) -> Arrays:
         processor, _ = self._loaded
         try:
             found = processor(images=[picture], return_tensors="np")
@@ -158,8 +178,9 @@ class MediaProcessor:
 
     def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:
         """The placeholders by what the processor returned, else by config.json, else by the encoder's output."""
-        if "num_soft_tokens_per_image" in arrays:
-            return Extent(int(arrays["num_soft_tokens_per_image"].reshape(-1)[0]))
+        for name in (NUM_TOKENS, "num_soft_tokens_per_image"):
+            if name in arrays:
+                return Extent(int(arrays[name].reshape(-1)[0]))
         if "image_grid_thw" in arrays:
             times, height, width = arrays["image_grid_thw"].reshape(-1).tolist()
             merge = int(getattr(self._loaded[0], "merge_size", 1))

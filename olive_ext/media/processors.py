@@ -7,6 +7,7 @@ onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,39 @@ def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
         raise ModelError(f"no {HF_FILES[0]} is in the package, and the encoder does not declare its features' shape")
     extractor: Any = WhisperFeatureExtractor
     return extractor(feature_size=mels, chunk_length=frames * 160 // 16000)
+
+
+def load_sound_processor(folders: Iterable[Path]) -> tuple[Any, Path]:
+    """transformers' processor of a model that takes sound among its tokens, which knows how many a sound takes, and its
+    file. Raises `ModelError` where no folder has one with a feature extractor."""
+    folders = list(dict.fromkeys(folders))
+    for file in (folder / name for folder in folders for name in HF_FILES):
+        content = read_json(file) if file.is_file() else {}
+        if "processor_class" in content and {"feature_extractor", "feature_extractor_type"} & content.keys():
+            try:
+                return _without_pictures(content, file.parent), file
+            except Exception as error:
+                raise ModelError(f"no processor can be made of '{file}': {first_line(error)}") from error
+    looked = ", ".join(f"'{folder}'" for folder in folders)
+    raise ModelError(
+        f"no processor of sound found: no {' or '.join(HF_FILES)} with a 'processor_class' and a feature extractor is "
+        f"in {looked}: put the original model's there"
+    )
+
+
+def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
+    """The processor of a class that transformers has, with its tokenizer and feature extractor alone: its processors of
+    pictures and videos, which sound does not need and which need torchvision, stay None."""
+    import transformers
+
+    made = getattr(transformers, content["processor_class"])
+    lenient = type(made.__name__, (made,), {"check_argument_for_proper_class": lambda self, name, given: type(given)})
+    asked = set(inspect.signature(made.__init__).parameters)
+    extractor: Any = transformers.AutoFeatureExtractor.from_pretrained
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained
+    parts = dict.fromkeys(asked & {"image_processor", "video_processor"})
+    numbers = {name: content[name] for name in asked & content.keys() if isinstance(content[name], (int, float))}
+    return lenient(feature_extractor=extractor(str(folder)), tokenizer=tokenizer(str(folder)), **parts, **numbers)
 
 
 def _is_hf(content: Mapping[str, Any]) -> bool:

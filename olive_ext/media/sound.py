@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
+from olive_ext.media.pictures import named
 from olive_ext.media.processors import folders_of, load_feature_extractor
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -38,10 +39,7 @@ class SoundProcessor:
     def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
         """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
         longer than the encoder takes, and windows do not overlap. Raises `MediaError` for what cannot be read."""
-        samples_N, rate = read_sound(given)
-        wanted = int(self._extractor.sampling_rate)
-        if rate != wanted:
-            raise MediaError(f"{_named(given)} has {rate} samples a second; this model takes {wanted}: resample it")
+        samples_N = read_samples(given, int(self._extractor.sampling_rate))
         length = int(self._extractor.n_samples)
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
         return [self._features(part) for part in parts]
@@ -56,6 +54,14 @@ class SoundProcessor:
         return load_feature_extractor(folders_of(self._files), self._source)
 
 
+def read_samples(given: Given, wanted: int) -> Samples:
+    """Samples of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
+    samples_N, rate = read_sound(given)
+    if rate != wanted:
+        raise MediaError(f"{named(given, 'sound')} has {rate} samples a second; this model takes {wanted}: resample it")
+    return samples_N
+
+
 def read_sound(given: Given) -> tuple[Samples, int]:
     """Samples of one channel from -1 to 1, and their number in a second. Raises `MediaError`: what is wrong."""
     if isinstance(given, Mapping):
@@ -67,9 +73,9 @@ def read_sound(given: Given) -> tuple[Samples, int]:
     if array.ndim == 2:
         array = array.mean(-1, dtype=np.float32)
     if array.ndim != 1 or not array.size:
-        raise MediaError(f"{_named(given)} has no samples (an array of shape {list(array.shape)})")
+        raise MediaError(f"{named(given, 'sound')} has no samples (an array of shape {list(array.shape)})")
     if not np.isfinite(array).all():
-        raise MediaError(f"{_named(given)} holds NaN or infinity")
+        raise MediaError(f"{named(given, 'sound')} holds NaN or infinity")
     return array, rate
 
 
@@ -84,8 +90,4 @@ def _read_wave(given: Given) -> tuple[Samples, int]:
             samples = (np.frombuffer(content, dtype).astype(np.float32) - silence) / loudest
             return samples.reshape(-1, channels), file.getframerate()
     except (OSError, EOFError, KeyError, ValueError, wave.Error) as error:
-        raise MediaError(f"{_named(given)} cannot be read as a WAV file: {first_line(error)}") from error
-
-
-def _named(given: Given) -> str:
-    return f"the sound '{given}'" if isinstance(given, (str, Path)) else "a sound"
+        raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {first_line(error)}") from error

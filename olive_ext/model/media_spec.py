@@ -6,8 +6,7 @@ session, and no picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -16,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from olive_ext.errors import ModelError, listed
 from olive_ext.model.attention import graph_inputs, tensor_spec
 from olive_ext.model.components import width_fits
+from olive_ext.model.media_faults import Configs, known_faults
 from olive_ext.model.media_types import (
     MEDIA_PARTS,
     PLACEHOLDER_KEYS,
@@ -26,8 +26,7 @@ from olive_ext.model.media_types import (
 )
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, GraphFiles, Role, TensorSpec
 
-Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""genai_config.json's `model` and config.json; each may be empty."""
+_WHOLE = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
 
 
 def read_media(
@@ -43,42 +42,36 @@ def read_media(
     is not understood, or that contradicts the embedding graph or a configuration.
     """
     graph, interface = embedding
-    features = {modality_of(tensor.name): tensor for tensor in interface.features}
     found = []
     for part, (files, proto) in encoders.items():
         modality = MEDIA_PARTS[part]
-        if modality not in features:
+        taken = [tensor for tensor in interface.features if modality_of(tensor.name) is modality]
+        if not taken:
             raise ModelError(
                 f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {_names(interface.features)}"
             )
-        output = _output(files, proto, features[modality])
+        (output, feature), *more = _outputs(files, proto, taken)
         inputs = tuple(graph_inputs(proto.graph).values())
-        placeholder = _placeholder(modality, graph.graph, features[modality], interface, configs)
-        found.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, features[modality]))
+        placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
+        real = _real_rows(proto, output)
+        found.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, feature, tuple(more), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
-    notes = _faults([proto for _, proto in encoders.values()], configs)
+    notes = known_faults({part: proto for part, (_, proto) in encoders.items()}, configs)
     return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
 
 
-def _faults(encoders: Iterable[onnx.ModelProto], configs: Configs) -> tuple[str, ...]:
-    """What exporters are known to make otherwise than the original model."""
-    genai, config = configs
-    kind = str(genai.get("type") or config.get("model_type") or "")
-    text = config.get("text_config", {})
-    found = []
-    if kind.startswith("gemma3") or text.get("use_bidirectional_attention") in ("vision", True, "all"):
-        found.append(
-            "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
-            "sees those before it: its numbers behind pictures are not the original's"
+def _outputs(
+    files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]
+) -> list[tuple[TensorSpec, TensorSpec]]:
+    """(output, the embedding graph's input that it is); several are told by their names alone."""
+    returned = [value.name for value in proto.graph.output]
+    missing = [feature.name for feature in features if feature.name not in returned]
+    if len(features) > 1 and missing:
+        raise ModelError(
+            f"the embedding graph takes {_names(features)}; '{files.graph}' returns {listed(returned)}: not "
+            f"'{missing[0]}'"
         )
-    weights = {tensor.name for proto in encoders for tensor in proto.graph.initializer}
-    norm = min((name for name in weights if "post_layernorm" in name), default=None)
-    if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
-        found.append(
-            f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "
-            f"encoder ends with '{norm}': its features are not the original's"
-        )
-    return tuple(found)
+    return [(_output(files, proto, feature), feature) for feature in features]
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
@@ -100,10 +93,19 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
     return named or fitting[0]
 
 
+def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
+    """The output beside features [B, rows, size] that tells which rows are padding: a mask, or the number of others.
+    Features [rows, size] have none."""
+    others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
+    told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
+    named = [tensor for tensor in told if any(word in tensor.name for word in ("mask", "length", "size"))]
+    return named[0] if named and len(output.shape) == 3 else None
+
+
 def _placeholder(
     modality: Modality,
     graph: onnx.GraphProto,
-    feature: TensorSpec,
+    features: Sequence[TensorSpec],
     interface: EmbeddingSpec,
     configs: Configs,
 ) -> int:
@@ -115,15 +117,16 @@ def _placeholder(
         if isinstance(config.get(key), int)
     }
     compared = compared_ids(graph, interface.inputs[0].tensor.name)
-    if len(interface.features) == 1 and len(compared) == 1:
+    name = features[0].name
+    if len(interface.features) == len(features) and len(compared) == 1:
         known[f"the embedding graph {min(compared)}"] = min(compared)
     unmet = [origin for origin, number in known.items() if compared and number not in compared]
     if unmet or len(set(known.values())) > 1:
         told = f"; the embedding graph compares ids with {sorted(compared)}" if unmet else ""
-        raise ModelError(f"the token that '{feature.name}' replaces is not clear: {listed(known)}{told}")
+        raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{told}")
     if not known:
         raise ModelError(
-            f"the token that '{feature.name}' replaces is unknown: neither does the embedding graph compare the ids "
+            f"the token that '{name}' replaces is unknown: neither does the embedding graph compare the ids "
             f"with one, nor does a configuration have {listed(PLACEHOLDER_KEYS[modality])}"
         )
     return next(iter(known.values()))

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError
-from olive_ext.text.encoder_decoder import NO_SOUND, Encoding, answer_tokens, decoder_tokens, make_sources, spoken
+from olive_ext.text.encoder_decoder import (
+    NO_SOUND,
+    Asked,
+    Encoding,
+    answer_tokens,
+    decoder_tokens,
+    make_sources,
+    spoken,
+)
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.placeholders import MediaText, cut_media, with_media
 from olive_ext.text.requests import (
@@ -45,18 +53,18 @@ class Converted(Generic[Output]):
 
 
 def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
-    """A decoder's prompt, and where its pictures are: ids as they are, text with the tokenizer's special tokens,
-    messages by the chat template, which writes its own special tokens."""
+    """A decoder's prompt, and where its pictures and sounds are: ids as they are, text with the tokenizer's special
+    tokens, messages by the chat template, which writes its own special tokens."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        tokens, images = tokenizer.encode(prompt), request.images
+        tokens = tokenizer.encode(prompt)
     elif messages := [item for item in prompt if not isinstance(item, int)]:
-        messages, images = with_images(messages, request)
+        messages, request = with_parts(messages, request)
         text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
         tokens = tokenizer.encode(text, add_special_tokens=False)
     else:
-        tokens, images = [item for item in prompt if isinstance(item, int)], request.images
-    return placed(media, tokens or [tokenizer.prefix_token_id], images)
+        tokens = [item for item in prompt if isinstance(item, int)]
+    return placed(media, tokens or [tokenizer.prefix_token_id], request)
 
 
 def convert_generation(
@@ -115,14 +123,14 @@ def _generation(
 def scoring_tokens(
     tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
 ) -> tuple[list[int], list[int], Media]:
-    """(context, target, where the context's pictures are), no tokens empty. Two texts are encoded jointly; where one is
-    given as ids or messages, the other alone."""
-    context, target, images = request.context, request.target, request.images
+    """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly;
+    where one is given as ids or messages, the other alone."""
+    context, target = request.context, request.target
     if isinstance(context, str) and isinstance(target, str):
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:
         if messages := [item for item in context if isinstance(item, Mapping)]:
-            messages, images = with_images(messages, request)
+            messages, request = with_parts(messages, request)
             context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
         elif isinstance(context, str):
             context_ids = tokenizer.encode(context) if context else []
@@ -131,26 +139,25 @@ def scoring_tokens(
         target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
         if not context_ids or not target_ids:
             context_ids, target_ids = tokenizer.behind_prefix(target_ids)
-    tokens, found = placed(media, context_ids, images)
+    tokens, found = placed(media, context_ids, request)
     return tokens, target_ids, found
 
 
-def with_images(
-    messages: Sequence[Mapping[str, Any]], request: GenerationRequest | ScoringRequest
-) -> tuple[list[Mapping[str, Any]], list[Any]]:
-    """The messages for a template, and their pictures; `TaskError` for sound, which no decoder alone takes."""
+def with_parts(messages: Sequence[Mapping[str, Any]], request: Asked) -> tuple[list[Mapping[str, Any]], Asked]:
+    """The messages for a template, and the request with what their parts hold in `images` and `audio`."""
     found, images, audio = with_media(messages, request.images, request.audio)
-    if audio:
-        raise TaskError(NO_SOUND)
-    return found, images
+    return found, replace(request, images=images, audio=audio)
 
 
-def placed(media: MediaText | None, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
-    """The tokens with placeholders, and where these are. Raises `TaskError` for pictures where a model takes none."""
+def placed(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
+    """The tokens with placeholders, and where these are. Raises `TaskError` for pictures and sounds where a model takes
+    none."""
     if media is not None:
-        return media.place(tokens, images)
-    if images:
-        raise TaskError(f"the request gives {len(images)} pictures, but this model takes text only")
+        return media.place(tokens, request.images, request.audio)
+    if request.images:
+        raise TaskError(f"the request gives {len(request.images)} pictures, but this model takes text only")
+    if request.audio:
+        raise TaskError(NO_SOUND)
     return tokens, ()
 
 

@@ -97,11 +97,11 @@ def make_source(
 def make_sources(
     tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
 ) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound. Raises as `make_source` does, `MediaError` for a sound
-    that cannot be read or is one too many, and `TaskError` where the model takes none."""
-    if not request.audio:
+    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Raises as `make_source`
+    does, `MediaError` for a sound that cannot be read or is one too many, `TaskError` where the model takes none."""
+    if not request.audio or encoding is None:
         return (make_source(tokenizer, request.source, encoding, max_length),)
-    if encoding is None or encoding.sound is None:
+    if encoding.sound is None:
         raise TaskError(NO_SOUND)
     if len(request.audio) > 1 or request.source is not None:
         given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"

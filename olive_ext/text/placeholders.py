@@ -1,6 +1,6 @@
-"""Pictures in a prompt: one marker for each, in whose place its placeholders are put.
+"""Pictures and sounds in a prompt: one marker for each, in whose place its placeholders are put.
 
-Knows no pixels. A run of placeholders is never cut.
+Knows no pixels and no samples. A run of placeholders is never cut.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.media_types import Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
+
+_NAMES = {Modality.IMAGE: "a picture", Modality.AUDIO: "sound"}
 
 
 @dataclass(frozen=True)
@@ -39,21 +41,23 @@ class MediaText:
         """The text of the token that stands for an item in a prompt."""
         return self.tokenizer.decode([self.markers[modality].token], skip_special_tokens=False)
 
-    def place(self, tokens: list[int], images: Sequence[Any]) -> tuple[list[int], Media]:
-        """The prompt's tokens with the placeholders of each picture in place of its marker, and where they are.
+    def place(self, tokens: list[int], images: Sequence[Any], audio: Sequence[Any] = ()) -> tuple[list[int], Media]:
+        """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
+        are.
 
-        Raises `MediaError` for a picture that cannot be read, and where there are not as many markers as pictures;
+        Raises `MediaError` for one that cannot be read, and where there are not as many markers as are given;
         `TaskError` where the model takes none.
         """
-        if images and Modality.IMAGE not in self.markers:
-            problem = self.processor.spec.problem
-            raise TaskError(f"the request gives a picture; this model takes none{f': {problem}' if problem else ''}")
+        given = {Modality.IMAGE: images, Modality.AUDIO: audio}
+        for modality, name in _NAMES.items():
+            if given[modality] and modality not in self.markers:
+                problem = self.processor.spec.problem
+                raise TaskError(f"the request gives {name}; this model takes none{f': {problem}' if problem else ''}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
-        if not images and markers.keys().isdisjoint(tokens):
+        if not any(given.values()) and markers.keys().isdisjoint(tokens):
             return tokens, ()
-        given = {Modality.IMAGE: images}
         for token, modality in markers.items():
-            self._check_count(tokens.count(token), len(given.get(modality, ())), modality)
+            self._check_count(tokens.count(token), len(given[modality]), modality)
         waiting = {modality: iter(items) for modality, items in given.items()}
         found: list[int] = []
         runs: list[MediaRun] = []

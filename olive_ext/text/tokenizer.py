@@ -46,8 +46,7 @@ def load_tokenizer(
     prefix_token_id: int | None = None,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """The tokenizer in folder (or under hub name) `where`; raises `ModelError` where transformers cannot load it, or
-    where it brings Python code that is not trusted."""
+    """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings code."""
     from transformers import AutoTokenizer
 
     load: Any = AutoTokenizer.from_pretrained

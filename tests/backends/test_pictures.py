@@ -80,15 +80,22 @@ def test_choices_behind_pictures_have_transformers_log_probabilities(lm: OrtLM) 
     assert fed <= 1.05 * distinct
 
 
-def test_pictures_are_limited_and_resized_as_asked() -> None:
+def test_pictures_are_limited_and_resized_as_asked(tmp_path: Path) -> None:
     images = [picture(0, 40, 20), picture(1, 20, 20)]
-    arguments = ("<image> and <image>", {"until": ["."], "max_gen_toks": 4}, {"visual": images})
-    request = Instance("generate_until", {}, arguments, 0)
+    images[0].save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    given = (images, [str(tmp_path / "0.png"), images[1]], [str(tmp_path / "1.png"), images[1]])
+    asked = [("<image> and <image>", {"until": ["."], "max_gen_toks": 4}, {"visual": list(one)}) for one in given]
+    requests = [Instance("generate_until", {}, one, 0, ("named", place, 1)) for place, one in enumerate(asked)]
     with OrtLM(str(media_export("llava")[0]), max_images=1, image_max_side=10) as lm:
-        first = lm.generate_until([request], disable_tqdm=True)
+        found = lm.generate_until(requests, disable_tqdm=True)
         same = lm.session.generate([_alone(images[0].resize((10, 5), Image.Resampling.BICUBIC))])[0]
         assert lm.session.describe_execution()["images_encoded"] == 1
-    assert first[0] == same.text
+        assert [one.reason for one in lm.lost] == [
+            f"the picture '{tmp_path / '1.png'}' cannot be read as a picture: cannot identify image file "
+            f"'{tmp_path / '1.png'}'"
+        ]
+    assert found[:2] == [same.text] * 2
 
 
 def _alone(image: Image.Image) -> Any:

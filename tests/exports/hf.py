@@ -135,6 +135,20 @@ _OLDER = ("transformers==5.10.4", "tokenizers==0.22.2", "huggingface_hub==1.5.0"
 """From 5.11 on, Gemma 4's configuration holds a configuration for each layer, which no exporter can read."""
 
 
+_GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 64,
+    "initializer_range": 0.2,
+}
+
+
 FAMILIES = {
     "llama": Family("LlamaConfig", _SHAPE),
     "qwen3": Family("Qwen3Config", _SHAPE),
@@ -200,19 +214,28 @@ FAMILIES = {
         "Gemma4Config",
         {
             "text_config": _GEMMA4_TEXT,
-            "vision_config": {
-                "hidden_size": 32,
-                "intermediate_size": 64,
+            "vision_config": _GEMMA4_VISION,
+            "audio_config": None,
+            "vision_soft_tokens_per_image": 16,
+            **_GEMMA4_IDS,
+        },
+        auto="AutoModelForImageTextToText",
+        needs=_OLDER,
+    ),
+    # The same with sound; mobius 0.1.0 has the published numbers of heads and of frames that see each other built in.
+    "gemma4_any": Family(
+        "Gemma4Config",
+        {
+            "text_config": _GEMMA4_TEXT,
+            "vision_config": _GEMMA4_VISION,
+            "audio_config": {
+                "hidden_size": 64,
                 "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "head_dim": 16,
-                "patch_size": 4,
-                "pooling_kernel_size": 3,
-                "position_embedding_size": 64,
+                "num_attention_heads": 8,
+                "subsampling_conv_channels": [128, 4],
+                "output_proj_dims": 64,
                 "initializer_range": 0.2,
             },
-            "audio_config": None,
             "vision_soft_tokens_per_image": 16,
             **_GEMMA4_IDS,
         },
@@ -227,6 +250,22 @@ FAMILIES = {
             **_QWEN_IDS,
             **_IDS,
             "tie_word_embeddings": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    # Features of inner layers of the tower are added to the decoder's first layers; mobius 0.1.0 leaves them out.
+    "qwen3_vl": Family(
+        "Qwen3VLConfig",
+        {
+            "text_config": {
+                **_SHAPE,
+                "tie_word_embeddings": True,
+                "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+            },
+            "vision_config": {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            **_QWEN_IDS,
+            **_IDS,
+            "tie_word_embeddings": True,
         },
         auto="AutoModelForImageTextToText",
     ),

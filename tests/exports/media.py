@@ -100,6 +100,7 @@ MEDIA_FAMILIES = {
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
     "qwen3_5": _QWEN,
+    "qwen3_vl": _QWEN,
     "qwen2_5_vl_genai": replace(_QWEN, source="qwen2_5_vl"),
 }
 
@@ -114,6 +115,22 @@ SOUND_FAMILIES = {
         {"audio_token": "<|audio_pad|>", "audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"},
     ),
 }
+SOUND_FAMILIES["gemma4_any"] = replace(
+    MEDIA_FAMILIES["gemma4_vl"],
+    marker="<|audio|>",
+    processor={
+        "processor_class": "Gemma4Processor",
+        "image_processor": MEDIA_FAMILIES["gemma4_vl"].processor,
+        "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
+    },
+    names={
+        **MEDIA_FAMILIES["gemma4_vl"].names,
+        "boa_token": "<boa>",
+        "eoa_token": "<eoa>",
+        "audio_token": "<|audio|>",
+        "video_token": "<|video|>",
+    },
+)
 
 BENCHMARKED = {
     "llava_base": replace(MEDIA_FAMILIES["llava"], processor=_siglip(224)),
@@ -143,8 +160,9 @@ RENAMED["qwen3_asr"] = (
     ("model.audio_tower.", "audio_tower."),
     ("model.language_model.", "model."),
 )
-NESTED = {"qwen3_asr": "thinker_config"}
-"""Where mobius 0.1.0 looks for what transformers 5 has at the top of config.json."""
+NESTED = {"qwen3_asr": ("thinker_config", {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]})}
+"""Where mobius 0.1.0 looks for what transformers 5 has at the top of config.json, as in the original checkpoint, and
+the rotary embedding there: of three positions, which are equal where all is sound and text."""
 
 
 def _export(family: str, dtype: str, provider: str) -> Path:
@@ -154,7 +172,7 @@ def _export(family: str, dtype: str, provider: str) -> Path:
     if family not in RENAMED:
         return mobius_export(family, dtype, provider=provider)
     source = hf_model(family)
-    recipe = [source.name, RENAMED[family], *NESTED.get(family, ()), RELEASE, dtype, provider]
+    recipe = [source.name, RENAMED[family], NESTED.get(family), RELEASE, dtype, provider]
     options = {"dtype": dtype, "static_cache": 0, "execution_provider": provider}
     name = f"mobius-{family}-renamed-{dtype}-{provider}"
     return once(name, recipe, lambda folder: _export_renamed(family, source, folder, options))
@@ -171,7 +189,9 @@ def _export_renamed(family: str, source: Path, folder: Path, options: dict[str, 
     save_file(weights, renamed / "model.safetensors", metadata={"format": "pt"})
     if family in NESTED:
         config = json.loads((renamed / "config.json").read_text(encoding="utf-8"))
-        (renamed / "config.json").write_text(json.dumps({**config, NESTED[family]: config}), encoding="utf-8")
+        name, rope = NESTED[family]
+        nested = {**config, "text_config": {**config["text_config"], "rope_parameters": rope}}
+        (renamed / "config.json").write_text(json.dumps({**config, name: nested}), encoding="utf-8")
     run_python(["-m", "tests.exports.mobius", renamed, folder, json.dumps(options)], path=[packages(*RELEASE)])
     shutil.rmtree(renamed)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ AROUND = {
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
     "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
     "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
+    "qwen3_vl": ("<|vision_start|>", "<|vision_end|>"),
 }
 """What stands around a picture's placeholders."""
 
@@ -38,34 +39,41 @@ AROUND = {
 class PictureReference:
     """One model: features, log-probabilities and greedy answers."""
 
+    around: ClassVar = AROUND
+
     def __init__(self, family: str, folder: Path, *, is_as_exported: bool = True) -> None:
         """With `is_as_exported` it computes what the export is known to leave out or add."""
         self.family = family
         self._is_as_exported = is_as_exported
+        self.marker = MEDIA_FAMILIES[family].marker
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         load = transformers.AutoModelForImageTextToText.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        self.image_id = self.model.config.image_token_id
-        if family == "llava" and is_as_exported:
+        self.placeholder = self.model.config.image_token_id
+        if family in ("llava", "qwen3_vl") and is_as_exported:
             self._as_exported()
 
     def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
         """The prompt's tokens, each marker replaced by a picture's placeholders as transformers' processors do it."""
         for image in images:
-            text = text.replace(MEDIA_FAMILIES[self.family].marker, "\0" + "\1" * self.num_tokens(image), 1)
-        image_text = self.tokenizer.decode([self.image_id])
-        begin, end = AROUND.get(self.family, ("", ""))
+            text = text.replace(self.marker, "\0" + "\1" * self.num_tokens(image), 1)
+        placeholder = self.tokenizer.decode([self.placeholder])
+        begin, end = self.around.get(self.family, ("", ""))
         parts = text.split("\0")
         whole = parts[0] + "".join(
-            f"{begin}{image_text * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
+            f"{begin}{placeholder * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
         )
         return list(self.tokenizer.encode(whole))
 
     def _as_exported(self) -> None:
-        """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out; without that nothing would be equal.
-        (Gemma 3's pictures, which it makes causal, need no more than the `token_type_ids` that are left out here.)"""
+        """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out, and leaves out what Qwen3-VL adds to the
+        decoder's first layers; without that nothing would be equal. (Gemma 3's pictures, which it makes causal, need no
+        more than the `token_type_ids` that are left out here.)"""
         model = self.model.model
+        if self.family == "qwen3_vl":
+            model.language_model._deepstack_process = lambda hidden, *_: hidden
+            return
         norm = model.vision_tower.post_layernorm
         model.multi_modal_projector.register_forward_pre_hook(lambda _, inputs: (norm(inputs[0]),))
 
@@ -96,10 +104,10 @@ class PictureReference:
         found: dict[str, Any] = dict(self.arrays(images))
         found.pop("num_soft_tokens_per_image", None)
         tokens = torch.tensor([list(ids)])
-        if self.family.startswith("qwen") or self.family == "gemma4_vl":
-            found["mm_token_type_ids"] = (tokens == self.image_id).int()
+        if self.family.startswith(("qwen2_5_vl", "qwen3_5", "qwen3_vl", "gemma4")):
+            found["mm_token_type_ids"] = (tokens == self.placeholder).int()
         if self.family == "gemma3" and not self._is_as_exported:
-            found["token_type_ids"] = (tokens == self.image_id).int()
+            found["token_type_ids"] = (tokens == self.placeholder).int()
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
         return logits[0].double().log_softmax(-1)

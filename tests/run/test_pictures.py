@@ -19,7 +19,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import IncompleteError, LostRequestsError
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import media_export, plain_encoder_export
 from tests.families.pictures import picture
 
@@ -93,6 +93,46 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(pack
     assert [one["counters"]["tokens_fed"] > 0 for one in executions] == [True, False]
     metrics = [[(one["task"], one["metric"], one["value"]) for one in report["metrics"]] for report in reports]
     assert metrics[0] == metrics[1]
+
+
+def test_interrupted_evaluation_goes_on_behind_its_last_answer(package: Path, tmp_path: Path) -> None:
+    """What a kill leaves of a journal: lines of whole chunks, here of half of the documents, and the beginning of one.
+    The pictures of what they hold are not encoded again."""
+    half = NUM_DOCUMENTS // 2
+    wanted = {"tasks": ["shapes_colour"], "output_dir": str(tmp_path / "half")}
+    evaluate(_config(package, **wanted, limit=half))
+    (journal,) = (tmp_path / "half" / "journal").glob("*.jsonl")
+    with journal.open("ab") as file:
+        file.write(journal.read_bytes().splitlines()[-1][:200])
+    found = [evaluate(_config(package, **{**wanted, "output_dir": str(tmp_path / "whole")}))]
+    found.append(evaluate(_config(package, **wanted)))
+    assert found[0].metrics == found[1].metrics
+    encoded = [report.results["config"]["execution"]["images_encoded"] for report in found]
+    assert encoded == [NUM_DOCUMENTS, NUM_DOCUMENTS - half]
+
+
+def test_each_picture_is_encoded_once_over_shots_choices_retries_and_tasks(package: Path) -> None:
+    """Six choices of each document, a shot with a picture of its own before it, the same documents asked for an answer,
+    and all of it asked twice."""
+    pictures = [picture(seed, 32, 32) for seed in range(4)]
+    shots = [(pictures[0], one) for one in pictures[1:]]
+    scored = [
+        ScoringRequest("<image> is red. <image> is", choice, images=pair)
+        for pair in shots
+        for choice in (" red", " blue", " a stone", " green", " black", " pink")
+    ]
+    asked = [GenerationRequest("<image> is red. <image> is", max_new_tokens=4, images=pair) for pair in shots]
+    with olive_ext.open(package, engine={"num_slots": 2}) as session:
+        first = session.loglikelihood(scored)
+        answers = session.generate(asked)
+        assert session.loglikelihood(scored) == first
+        assert session.generate(asked) == answers
+        with pytest.raises(LostRequestsError):  # a bad picture beside them: the good ones are asked again
+            session.loglikelihood([*scored, ScoringRequest("<image> is", " red", images=[b"none"])])
+        execution, counters = session.describe_execution(), session.counters
+    assert execution["images_encoded"] == len(pictures)
+    assert execution["images_evicted"] == 0
+    assert counters.requests == 3 * len(scored) + 2 * len(asked)
 
 
 def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(package: Path, tmp_path: Path) -> None:

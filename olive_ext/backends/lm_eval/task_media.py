@@ -11,7 +11,8 @@ from typing import Any
 from lm_eval.models.utils import replace_placeholders, resize_image
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.errors import TaskError
+from olive_ext.errors import MediaError, TaskError
+from olive_ext.media.pictures import read_picture
 from olive_ext.model.media_types import Modality
 from olive_ext.session import Session
 
@@ -51,7 +52,7 @@ class TaskMedia:
         images = _as_list(given)
         sizes = self._arguments.image_width, self._arguments.image_height, self._arguments.image_max_side
         if any(sizes):
-            images = [resize_image(image, *sizes) for image in images]
+            images = [_resized(image, sizes) for image in images]
         return images[: self._arguments.max_images]
 
     def prompt(self, args: Sequence[Any]) -> str:
@@ -86,6 +87,15 @@ def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _resized(given: Any, sizes: tuple[int | None, ...]) -> Any:
+    """The picture as large as `sizes` (width, height, larger side) allow. One that cannot be read stays as it is: the
+    session says which request it costs."""
+    try:
+        return resize_image(read_picture(given), *sizes)
+    except MediaError:
+        return given
 
 
 def _text(text: str) -> dict[str, Any]:

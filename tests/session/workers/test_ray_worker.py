@@ -23,9 +23,11 @@ import pytest
 import olive_ext
 from olive_ext.errors import ConfigError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
+from tests.exports.media import plain_encoder_export
 from tests.exports.quickstart import TASKS, exported
+from tests.families.pictures import picture
 
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
@@ -68,6 +70,27 @@ def test_bytes_are_the_same_for_any_number_of_workers(count: int, expected: Any)
         counters = session.counters
         assert counters.tokens_fed - counters.tokens_generated <= 1.05 * counters.tokens_distinct
         assert len(session.describe_execution()["workers"]["names"]) == count
+
+
+def test_pictures_travel_to_workers_and_give_the_same_bytes() -> None:
+    """As pictures, as the bytes of a file: each is prepared where it is encoded."""
+    drawn = [picture(seed, 40, 40) for seed in range(6)]
+    scored = [
+        ScoringRequest(f"{word} sees the <image> and", target, images=[one])
+        for one in drawn
+        for word in ("Ann", "Bob")
+        for target in (" blue stone", " of the garden")
+    ]
+    asked = [GenerationRequest("Ann sees the <image> and", 6, images=[one]) for one in drawn]
+    found = []
+    for given in ({}, {"workers": 2}):
+        package, engine = plain_encoder_export("f32", "default"), {"num_threads": 1, "num_slots": 4}
+        with olive_ext.open(package, engine=engine, deterministic=True, **given) as session:
+            found.append((session.loglikelihood(scored), session.generate(asked)))
+            execution = session.describe_execution()
+            assert len(drawn) <= execution["images_encoded"] <= 2 * len(drawn)  # each worker has its own
+    assert found[0] == found[1]
+    assert len(execution["workers"]["names"]) == 2
 
 
 def actors() -> list[psutil.Process]:

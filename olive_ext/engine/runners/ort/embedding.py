@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.media import Media, MediaItem
@@ -38,7 +39,7 @@ class Embedding:
         self._device = device
         self._feed = Feed(session, device)
         self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
-        taken = {encoder.spec.feature for encoder in encoders}
+        taken = {tensor for encoder in encoders for tensor in encoder.spec.features}
         self._unused = [tensor for tensor in spec.features if tensor not in taken]
         self._open_graph = open_graph
         self._folds: dict[int, FeatureGraph] = {}
@@ -74,7 +75,7 @@ class Embedding:
         elem_type = value.element_type()
         if elem_type not in self._folds:
             self._folds[elem_type] = FeatureGraph(self._open_graph(fold_graph(elem_type)), self._device)
-        return self._folds[elem_type].run({"x": value}, rows=num_rows)
+        return self._folds[elem_type].run({"x": value}, rows=np.array([num_rows]))
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs each encoder on its `items`."""

@@ -21,11 +21,12 @@ from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.inputs import DTYPES, Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import ModelError, RunError
-from olive_ext.graph.standalone_graphs import FEATURES, cut_graph, join_graph
-from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
+from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
 Array = npt.NDArray[Any]
+Tensors = tuple[ort.OrtValue, ...]
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 
@@ -35,8 +36,11 @@ _ALIASES = {
     "input_features": "audio_features",
     "audio_values": "input_features",
     "grid_thw": "image_grid_thw",
+    "feature_attention_mask": "input_features_mask",
 }
 """The processor's name for what an exporter calls otherwise."""
+
+_COUNTED = {Modality.IMAGE: "image", Modality.AUDIO: "sound"}
 
 FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
@@ -70,16 +74,21 @@ class MediaEncoder:
         self._open_session = open_session
         self._open_graph = open_graph
         self.budget = budget
-        self._kept: OrderedDict[str, ort.OrtValue] = OrderedDict()
+        self._kept: OrderedDict[str, Tensors] = OrderedDict()
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's input; none for text.
+        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
 
         With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
         """
-        tensor = self.spec.feature
-        parts = [self._rows(rows) for rows in wanted]
+        found = [self._rows(rows) for rows in wanted]
         fed = sum(rows.stop - rows.first for rows in wanted)
+        for place, tensor in enumerate(self.spec.features):
+            self._bind(binding, tensor, [parts[place] for parts in found], fed, num_tokens)
+
+    def _bind(
+        self, binding: ort.IOBinding, tensor: TensorSpec, parts: list[ort.OrtValue], fed: int, num_tokens: int
+    ) -> None:
         if not parts or (self._shapes.is_bucketed and fed < num_tokens):
             size = num_tokens - fed if self._shapes.is_bucketed else 0
             parts.append(zeros([size, int(tensor.shape[1])], tensor.elem_type))
@@ -91,7 +100,7 @@ class MediaEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name, counters = self.spec.modality.value, self.counters
+        name, counters = _COUNTED[self.spec.modality], self.counters
         return {
             f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
@@ -113,16 +122,19 @@ class MediaEncoder:
 
     @property
     def _num_bytes(self) -> int:
-        return sum(_nbytes(value) for value in self._kept.values())
+        return sum(_nbytes(value) for features in self._kept.values() for value in features)
 
-    def _rows(self, rows: FeatureRows) -> ort.OrtValue:
+    def _rows(self, rows: FeatureRows) -> Tensors:
         features = self.features(rows.item)
         if rows.stop - rows.first == rows.item.num_tokens:
             return features
-        return self._cut.run({"x": features}, first=rows.first, stop=rows.stop)
+        return self._picked(features, np.arange(rows.first, rows.stop))
 
-    def features(self, item: MediaItem) -> ort.OrtValue:
-        """[N, H] on the device."""
+    def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
+        return tuple(self._pick.run({"x": value}, rows=rows) for value in features)
+
+    def features(self, item: MediaItem) -> Tensors:
+        """[N, H] on the device, one for each of the embedding graph's inputs."""
         features = self._kept.get(item.key)
         if features is not None:
             self._kept.move_to_end(item.key)
@@ -136,8 +148,8 @@ class MediaEncoder:
             self.counters.evicted += 1
         return features
 
-    def _encode(self, item: MediaItem) -> ort.OrtValue:
-        """[N, H] of one item: the one way in which the encoder is run, beforehand and in an evaluation."""
+    def _encode(self, item: MediaItem) -> Tensors:
+        """[N, H] of each output for one item: the one way in which an encoder runs, beforehand and in an evaluation."""
         arrays = item.load()
         exact = {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
         inputs, num_rows = self._shapes.padded(exact, item)
@@ -145,16 +157,22 @@ class MediaEncoder:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
-        binding.bind_output(self.spec.output.name, self._device.kind, self._device.index)
+        for output in self.spec.outputs:
+            binding.bind_output(output.name, self._device.kind, self._device.index)
+        if self.spec.real_rows is not None:
+            binding.bind_output(self.spec.real_rows.name)
         self._session.run_with_iobinding(binding)
-        (features,) = binding.get_outputs()
-        *rows, _ = features.shape()
-        if prod(rows) != num_rows:
+        returned = binding.get_outputs()
+        features, told = tuple(returned[: len(self.spec.outputs)]), returned[len(self.spec.outputs) :]
+        *shape, _ = features[0].shape()
+        real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
+        if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {prod(rows)} rows of features for an {item.modality.value} that "
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for an {item.modality.value} that "
                 f"takes {num_rows} placeholders by its processor: they belong to different models or settings"
             )
-        return features if rows == [item.num_tokens] else self._cut.run({"x": features}, first=0, stop=item.num_tokens)
+        is_whole = all(value.shape()[:-1] == [item.num_tokens] for value in features)
+        return features if is_whole else self._picked(features, real_N[: item.num_tokens])
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
@@ -165,8 +183,8 @@ class MediaEncoder:
         return Feed(self._session, self._device, kept=1)
 
     @cached_property
-    def _cut(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(cut_graph(self.spec.feature.elem_type)), self._device)
+    def _pick(self) -> FeatureGraph:
+        return FeatureGraph(self._open_graph(pick_graph(self.spec.feature.elem_type)), self._device)
 
     @cached_property
     def _join(self) -> FeatureGraph:
@@ -180,16 +198,21 @@ class FeatureGraph:
         self._session = session
         self._device = device
 
-    def run(self, features: Mapping[str, ort.OrtValue], **numbers: int) -> ort.OrtValue:
+    def run(self, features: Mapping[str, ort.OrtValue], **numbers: Array) -> ort.OrtValue:
         binding = self._session.io_binding()
         for name, value in features.items():
             binding.bind_ortvalue_input(name, value)
-        for name, number in numbers.items():
-            binding.bind_cpu_input(name, np.array([number], np.int64))
+        for name, array in numbers.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array, np.int64))
         binding.bind_output(FEATURES, self._device.kind, self._device.index)
         self._session.run_with_iobinding(binding)
         (found,) = binding.get_outputs()
         return found
+
+
+def real_rows(told: Array) -> Array:
+    """The rows of one item's features that are not of its padding: by their number [1], or by a mask [1, rows]."""
+    return np.arange(int(told[0])) if told.ndim == 1 else np.flatnonzero(told)
 
 
 def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:

@@ -1,0 +1,45 @@
+"""What a multimodal package takes besides text: encoders, features, placeholders, processors, positions and budgets.
+
+Knows no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
+from olive_ext.media import MediaProcessor
+from olive_ext.model import ResolvedModel
+from olive_ext.model.media_types import MediaEncoderSpec
+
+
+def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
+    """Adds what is known, and what the export computes otherwise than its original. Raises `ModelError` for an encoder
+    without a processor."""
+    media = model.media
+    if media is None:
+        return
+    if media.problem:
+        add("refused", media.problem, "text runs without encoders")
+    for encoder in media.encoders:
+        _add_encoder(model, encoder, MediaProcessor(media, model.files), add)
+    if media.encoders:
+        add("positions", "time, height, width" if media.has_rotary_grid else "one number for each token")
+        add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
+        add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
+    for note in media.notes:
+        add("note", note)
+
+
+def _add_encoder(
+    model: ResolvedModel, encoder: MediaEncoderSpec, processors: MediaProcessor, add: Callable[..., None]
+) -> None:
+    name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
+    add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
+    add(f"{name} provider", provider.name, provider.origin)
+    add(f"{name} inputs", ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs))
+    shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
+    add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
+    add(f"{name} placeholder", encoder.placeholder)
+    processor, file = processors.processor_of(encoder.modality)
+    add(f"{name} processor", type(processor).__name__, str(file))

@@ -1,0 +1,79 @@
+"""What exporters are known to make of a multimodal model that the original does not compute: told, not mended.
+
+Knows no session, and no picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""genai_config.json's `model` and config.json; each may be empty."""
+
+_BUILT_IN = {
+    "num_attention_heads": 8,
+    "conv_kernel_size": 5,
+    "attention_context_left": 13,
+    "attention_context_right": 0,
+    "attention_logit_cap": 50.0,
+    "residual_weight": 0.5,
+}
+"""Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever config.json's `audio_config` has."""
+
+
+def known_faults(encoders: Mapping[str, onnx.ModelProto], configs: Configs) -> tuple[str, ...]:
+    """One sentence on each fault; `encoders` are graphs by their part ("vision", "audio")."""
+    genai, config = configs
+    kind = str(genai.get("type") or config.get("model_type") or "")
+    found = [*_causal_pictures(kind, config)]
+    if (vision := encoders.get("vision")) is not None:
+        found += [*_last_norm(vision, config), *_deepstack(vision, config)]
+    if (audio := encoders.get("audio")) is not None:
+        found += _built_in(audio, kind, config)
+    return tuple(found)
+
+
+def _causal_pictures(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    text = config.get("text_config", {})
+    if kind.startswith("gemma3") or text.get("use_bidirectional_attention") in ("vision", True, "all"):
+        yield (
+            "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
+            "sees those before it: its numbers behind pictures are not the original's"
+        )
+
+
+def _last_norm(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[str]:
+    weights = (tensor.name for tensor in encoder.graph.initializer)
+    norm = min((name for name in weights if "post_layernorm" in name), default=None)
+    if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
+        yield (
+            f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "
+            f"encoder ends with '{norm}': its features are not the original's"
+        )
+
+
+def _deepstack(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[str]:
+    """Qwen3-VL adds features of inner layers of its tower to the decoder's first layers."""
+    layers = config.get("vision_config", {}).get("deepstack_visual_indexes")
+    if layers and len(encoder.graph.output) == 1:
+        yield (
+            f"the original model adds the features of the vision tower's layers {layers} to its first layers "
+            f"(deepstack); this encoder returns '{encoder.graph.output[0].name}' alone: numbers behind pictures are "
+            "not the original's"
+        )
+
+
+def _built_in(encoder: onnx.ModelProto, kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    audio = config.get("audio_config") or {}
+    if encoder.producer_name != "mobius" or not kind.startswith("gemma4"):
+        return
+    for name, number in _BUILT_IN.items():
+        if audio.get(name, number) != number:
+            yield (
+                f"the original model's audio_config has {name} {audio[name]}; mobius builds in {number}: the features "
+                "of sound are not the original's"
+            )
