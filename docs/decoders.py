@@ -46,7 +46,8 @@ Made by `python -m docs.decoders` (see there). Models are tiny, with random weig
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once.
 - **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and those requests in
   another order, in nats, and 16 texts of one length, which share steps where the graph takes several rows.
-- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch.
+- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch. Empty where the row
+  is older than these texts: its `batch` is of the 40 requests alone, few of which share a step if rows must be alike.
 - **rows**: tokens generated a step with 8 slots, for 6 prompts of other lengths, prompts' steps counted: up to 6
   where all of them decode together, 1 where one does.
 

@@ -1,4 +1,4 @@
-"""Writes docs/picture_families.json and the part of docs/decoders.md that is made of it: families that see pictures.
+"""Writes docs/picture_families.json and the part of docs/decoders.md made of it: families that see pictures or hear.
 
     python -m docs.picture_families [FAMILY ...]      rows of other families are kept
 
@@ -20,14 +20,18 @@ SETTINGS = ((1, 256), (3, 7), (8, 64))
 """Slots and chunk size; the others are compared with the first."""
 
 SIZES = ((40, 40), (60, 30), (24, 70))
+LENGTHS = (9000, 24321, 50000)
+"""Samples of the sounds."""
+
 TARGETS = (" blue stone", " of the garden number")
 VERBS = ("sees", "paints", "of the")
 COLUMNS = ("export", "features", "score", "answers", "fork", "batch", "alone", "told")
 INTRODUCTION = """
 ## Behind pictures
 
-Made by `python -m docs.picture_families`: 18 targets behind three pictures, in fp32 on the CPU, beside transformers on
-the same weights; where `check` tells of a fault of the export, transformers has it too.
+Made by `python -m docs.picture_families`: 18 targets behind three pictures (or sounds: Qwen3-ASR, `gemma4_any`), in
+fp32 on the CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has
+it too.
 
 - **export**: by mobius, or the flat layout of onnxruntime-genai, whose builder made the decoder: the encoder and the
   embedding graph beside it are torch.onnx's of transformers' modules (LLaVA 1.5), or mobius's (Qwen2.5-VL).
@@ -47,15 +51,19 @@ def measure(family: str) -> dict[str, str]:
     from olive_ext.model import resolve
     from olive_ext.text.requests import GenerationRequest, ScoringRequest
     from tests.exports.genai_layout import GENAI_LAYOUT
-    from tests.exports.media import MEDIA_FAMILIES, media_export
+    from tests.exports.media import SOUND_FAMILIES, media_export
     from tests.exports.mobius import RELEASE
     from tests.families.pictures import PictureReference, picture
+    from tests.families.sounds import SoundReference, sound
 
     package, hf = media_export(family)
-    reference, marker = PictureReference(family, hf), MEDIA_FAMILIES[family].marker
-    images = [picture(seed, *size) for seed, size in enumerate(SIZES)]
-    asked = [(f"Ann {verb} the {marker} and", target, [one]) for one in images for verb in VERBS for target in TARGETS]
-    requests = [ScoringRequest(context, target, images=given) for context, target, given in asked]
+    is_sound = family in SOUND_FAMILIES
+    reference = (SoundReference if is_sound else PictureReference)(family, hf)
+    items: list[Any] = [sound(seed, length) for seed, length in enumerate(LENGTHS)] if is_sound else []
+    items = items or [picture(seed, *size) for seed, size in enumerate(SIZES)]
+    field, marker = "audio" if is_sound else "images", reference.marker
+    asked = [(f"Ann {verb} the {marker} and", target, [one]) for one in items for verb in VERBS for target in TARGETS]
+    requests = [ScoringRequest(context, target, **{field: given}) for context, target, given in asked]
     text, rng, found = f"Ann sees the {marker} and", random.Random(11), []
     for num_slots, chunk_size in SETTINGS:
         with olive_ext.open(package, engine={"num_slots": num_slots, "chunk_size": chunk_size}) as session:
@@ -63,7 +71,7 @@ def measure(family: str) -> dict[str, str]:
             outputs = session.loglikelihood([requests[place] for place in order])
             scores = [outputs[order.index(place)].token_logprobs for place in range(len(requests))]
             fork = session.counters.tokens_fed / session.counters.tokens_distinct
-            answers = session.generate([GenerationRequest(text, max_new_tokens=12, images=[one]) for one in images])
+            answers = session.generate([GenerationRequest(text, max_new_tokens=12, **{field: [one]}) for one in items])
             found.append((scores, fork, [answer.tokens for answer in answers]))
     with olive_ext.open(package) as session:
         alone = []
@@ -73,12 +81,12 @@ def measure(family: str) -> dict[str, str]:
     model, ((scores, *_), *others) = resolve(ModelSettings(model=str(package))), found
     equal = [
         all(reference.continues(reference.ids(text, [one]), [one], answers[place], 12) for *_, answers in found)
-        for place, one in enumerate(images)
+        for place, one in enumerate(items)
     ]
     return {
         "family": family,
         "export": "genai layout" if family in GENAI_LAYOUT else RELEASE[0].replace("-onnx==", " "),
-        "features": f"{max(_features(model, reference, one) for one in images):.1e}",
+        "features": f"{max(_features(model, reference, one, is_sound) for one in items):.1e}",
         "score": f"{_largest(scores, [reference.score(*one) for one in asked]):.1e}",
         "answers": f"{sum(equal)} of {len(equal)}",
         "fork": f"{max(fork for _, fork, _ in found):.2f}",
@@ -88,8 +96,8 @@ def measure(family: str) -> dict[str, str]:
     }
 
 
-def _features(model: Any, reference: Any, image: Any) -> float:
-    """Difference of a picture's features, over the largest of them."""
+def _features(model: Any, reference: Any, item: Any, is_sound: bool) -> float:
+    """Difference of a picture's or sound's features, over the largest of them."""
     import onnxruntime
 
     from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
@@ -97,11 +105,12 @@ def _features(model: Any, reference: Any, image: Any) -> float:
     from olive_ext.model.media_types import Modality
     from olive_ext.model.types import Device
 
-    (spec,) = model.media.encoders
+    modality = Modality.AUDIO if is_sound else Modality.IMAGE
+    spec = next(spec for spec in model.media.encoders if spec.modality is modality)
     graph, open_session = str(spec.files.graph), onnxruntime.InferenceSession
     encoder = MediaEncoder(spec, Device("cpu"), lambda: open_session(graph), open_session)
-    found = encoder.features(MediaProcessor(model.media, model.files).item(Modality.IMAGE, image))[0].numpy()
-    expected = reference.features([image]).numpy()
+    found = encoder.features(MediaProcessor(model.media, model.files).item(modality, item))[0].numpy()
+    expected = reference.features([item]).numpy()
     return float(abs(found - expected).max() / abs(expected).max())
 
 
@@ -125,9 +134,9 @@ def _kept() -> dict[str, dict[str, str]]:
 
 def main() -> None:
     from docs import decoders
-    from tests.exports.media import MEDIA_FAMILIES
+    from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
 
-    for family in sys.argv[1:] or MEDIA_FAMILIES:
+    for family in sys.argv[1:] or [*MEDIA_FAMILIES, *SOUND_FAMILIES]:
         rows = {**_kept(), family: measure(family)}
         print(json.dumps(rows[family]), flush=True)
         ROWS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -182,7 +182,7 @@ class _Reader:
         size = tensor.shape[axis]
         if isinstance(size, int):
             return size
-        if key in self._decoder_config:
+        if self._decoder_config.get(key, 0) > 0:
             self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
             configured = int(self._decoder_config[key])
             stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured

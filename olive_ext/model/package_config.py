@@ -50,9 +50,11 @@ class _SlidingWindow(_Section):
 
 
 class _Decoder(_Graph):
-    head_size: PositiveInt | None = None
-    num_key_value_heads: PositiveInt | None = None
-    num_attention_heads: PositiveInt | None = None
+    head_size: Int | None = None
+    num_key_value_heads: Int | None = None
+    num_attention_heads: Int | None = None
+    """These three are -42 in mobius' packages of models without attention."""
+
     num_hidden_layers: PositiveInt | None = None
     hidden_size: PositiveInt | None = None
     sliding_window: _SlidingWindow | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
 from olive_ext.model.decoder_spec import read_embedding, read_spec
+from olive_ext.model.package_config import GenaiConfig, read_json
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -116,10 +118,14 @@ def test_layers_keep_their_own_sizes_when_the_graph_declares_them():
     assert [(tensor.heads, tensor.head_size) for tensor in spec.kv] == [(2, 16), (2, 16), (1, 32), (1, 32)]
 
 
-def test_head_size_is_refused_when_nothing_states_it():
+@pytest.mark.parametrize("decoder", [{}, {"head_size": -42}])
+def test_head_size_is_refused_when_nothing_states_it(decoder, tmp_path):
+    """-42 is what mobius writes where a model has no attention."""
+    file = tmp_path / "genai_config.json"
+    file.write_text(json.dumps({"model": {"decoder": decoder}}))
     graph = model(op="MultiHeadAttention", num_heads=0)
     with pytest.raises(ModelError, match=r"'past_key_values.0.key' has the symbolic head_size 'kv_cache_dim'"):
-        read_spec(graph, {})
+        read_spec(graph, read_json(file, GenaiConfig))
 
 
 @pytest.mark.parametrize(

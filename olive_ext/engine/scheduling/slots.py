@@ -161,7 +161,8 @@ class Slots:
 
     def _reusable(self, tokens: TokenArray, source: str) -> list[int]:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
-        differs_SP = np.ones((self.num_slots, len(tokens) + 1), np.bool_)  # the last column ends what is equal
+        differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
+        differs_SP[:, -1] = True  # ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
         equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
         equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
