@@ -52,6 +52,27 @@ def test_strict_encoder_on_the_device_meets_no_shape_that_was_not_run_beforehand
     assert (facts["image_encoder_device"], facts["images_encoded"]) == ("webgpu", len(PICTURES))
 
 
+def test_padded_tails_of_steps_that_are_cut_to_31_tokens_leave_nothing_behind() -> None:
+    """Buckets of steps end in padding, whose positions later steps write anew: prompts of many lengths, each asked
+    behind longer and behind shorter ones, give what each gives alone on the CPU."""
+    package, texts = plain_encoder_export("f32", "webgpu"), ("<image>", "Ann sees the <image> and a heavy wheel of")
+    asked = [
+        ScoringRequest(text, target, images=[one])
+        for one in PICTURES
+        for text in texts
+        for target in (" stone", " of the garden number")
+    ]
+    engine: dict[str, Any] = {"num_slots": 2, "chunk_size": 31, "strict_shapes": True}
+    with open_on("webgpu", package, **engine) as session:
+        found = session.loglikelihood([*asked, *reversed(asked)])
+        facts = session.describe_execution()
+    with open_on("cpu", package, num_slots=1) as session:
+        expected = [session.loglikelihood([one])[0].token_logprobs for one in asked]
+    assert (facts["chunk_size"], facts["shapes_late"], facts["encoder_shapes_late"]) == (31, 0, 0)
+    for one, logprobs in zip(found, [*expected, *reversed(expected)], strict=True):
+        np.testing.assert_allclose(one.token_logprobs, logprobs, atol=1e-4)
+
+
 def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> None:
     package, _ = media_export("llava", "f32", "webgpu")
     request = ScoringRequest("<image> and", " stone", images=PICTURES[:1])
