@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from olive_ext.errors import MediaError, first_line
 
 if TYPE_CHECKING:
@@ -83,12 +85,13 @@ def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
 
 
 def media_digest(args: Sequence[Any]) -> str:
-    """Digest of what a framework's request holds besides texts: pictures by their pixels, the rest by its JSON."""
+    """Digest of what a framework's request holds besides texts: pictures by their pixels, sounds by their samples, the
+    rest by its JSON."""
 
     def shown(value: Any) -> Any:
         from PIL import Image
 
-        return content_key(value) if isinstance(value, Image.Image) else repr(value)
+        return content_key(value) if isinstance(value, (Image.Image, np.ndarray)) else repr(value)
 
     return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
 

@@ -21,13 +21,14 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     if model.runtime[0] == "genai":
         return
     source = model.source_kind
-    takes_sound = source is SourceKind.FEATURES
+    is_speech = source is SourceKind.FEATURES
+    taken = () if model.media is None else model.media.modalities
     for task in tasks:
-        if task.gives_images and (model.media is None or Modality.IMAGE not in model.media.modalities):
+        if task.gives_images and Modality.IMAGE not in taken:
             raise TaskError(f"task '{task.task}' gives pictures, which this model does not take")
-        if task.gives_audio and not takes_sound:
+        if task.gives_audio and not is_speech and Modality.AUDIO not in taken:
             raise TaskError(f"task '{task.task}' gives sound, which this model does not take")
-        if takes_sound and not task.gives_audio:
+        if is_speech and not task.gives_audio:
             raise TaskError(f"task '{task.task}' gives no sound ('doc_to_audio'), and this model takes nothing else")
         if task.is_rolling and source is not None:
             raise TaskError(f"task '{task.task}' scores whole texts: an encoder-decoder has no likelihood of these")

@@ -224,8 +224,9 @@ def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
         ids = tuple(map(operator.index, values))
     except TypeError:
         raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
-    if min(ids, default=0) < 0:
-        raise ConfigError(f"'{name}' holds {min(ids)}: token ids are not negative")
+    for one in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= one < 2**31:
+            raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647")
     return ids
 
 

@@ -9,8 +9,10 @@ from functools import cache
 import numpy as np
 import onnxruntime as ort
 import pytest
+from lm_eval.api.instance import Instance
 
 import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import OliveExtError, TaskError
@@ -110,6 +112,30 @@ def test_messages_hold_sounds_or_leave_them_to_the_list(family: str) -> None:
         outputs = session.loglikelihood(asked)
         assert session.counters.tokens_fed == session.counters.tokens_naive // 3
     assert len({output.logprob for output in outputs}) == 1
+
+
+def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(family: str) -> None:
+    """As `doc_to_audio` gives them; a template gets a part for each "<audio>"."""
+    given = [{"audio": [{"array": samples, "sampling_rate": rate}]} for samples, rate in SOUNDS]
+    text, target = "Ann hears the {} and", " blue stone"
+    scored = [Instance("loglikelihood", {}, (text.format("<audio>"), target, one), 0) for one in given]
+    asked = [Instance("generate_until", {}, (text.format("<audio>"), {"max_gen_toks": 6}, one), 0) for one in given]
+    with OrtLM(str(media_export(family)[0])) as lm:
+        assert lm.session.media is not None
+        marker = lm.session.media.marker_text(Modality.AUDIO)
+        scores, texts = lm.loglikelihood(scored), lm.generate_until(asked)
+        context, whole = (lm.tok_encode(part) for part in (text.format(marker), text.format(marker) + target))
+        expected = lm.session.loglikelihood(
+            [ScoringRequest(context, whole[len(context) :], audio=[one]) for one in SOUNDS]
+        )
+        outputs = lm.session.generate([GenerationRequest(context, max_new_tokens=6, audio=[one]) for one in SOUNDS])
+        shown = lm.apply_chat_template([{"role": "user", "content": "what is <audio>?"}])
+        with pytest.raises(TaskError, match="gives visual, which this model does not take"):
+            lm.loglikelihood([Instance("loglikelihood", {}, ("a", " b", {"visual": [picture(0, 9, 9)]}), 0)])
+    assert [score for score, _ in scores] == pytest.approx([output.logprob for output in expected], abs=1e-5)
+    assert texts == [output.text for output in outputs]
+    assert len({score for score, _ in scores}) == len(SOUNDS)
+    assert shown == f"<user>what is {SOUND_FAMILIES[family].marker}?<assistant>"
 
 
 @pytest.mark.exporters

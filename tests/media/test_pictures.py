@@ -94,6 +94,13 @@ def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
     assert Image.open(io.BytesIO(data_of_url(thumbnail(picture(0, 5, 8))))).size == (5, 8)
 
 
+def test_digest_of_a_request_is_of_all_samples() -> None:
+    silence, click = np.zeros(4000, np.float32), np.zeros(4000, np.float32)
+    click[2000] = 1
+    one, same, other = ([{"audio": {"array": array, "sampling_rate": 8000}}] for array in (silence, silence + 0, click))
+    assert media_digest(one) == media_digest(same) != media_digest(other)
+
+
 def test_digest_of_a_request_is_of_the_pixels() -> None:
     one, same, other = ([{"visual": [picture(seed, 6, 4)]}] for seed in (0, 0, 1))
     assert media_digest(one) == media_digest(same) != media_digest(other)

@@ -176,7 +176,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             self._encoded = {}
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        if self._media.takes_sound:
+        if self._media.is_speech:
             return self._prompt(context), self._text.encode_answer(continuation)
         return self._encode_pair(context, continuation)
 
@@ -190,7 +190,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
     ) -> ScoringRequest:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
-        if self._encoding is None or self._media.takes_sound:
+        if self._encoding is None or self._media.is_speech:
             return ScoringRequest(context, target, **(given or {}))
         return ScoringRequest("", target, source=context)
 
@@ -252,7 +252,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 prompt = self._prompt(self._media.prompt(request.args))
                 stops = self._thinking.stops(settings.until)
                 asked = replace(settings.request(prompt, self.max_length, repeat, stops), **media)
-                if self._encoding is not None and not self._media.takes_sound:
+                if self._encoding is not None and not self._media.is_speech:
                     asked = replace(asked, prompt="", source=prompt)
                 wanted[key, repeat] = PendingGeneration(settings, asked, [])
             wanted[key, repeat].owners.append(index)
@@ -260,7 +260,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def _prompt(self, context: str) -> list[int]:
         """The tokens of a context; for a model of speech those that its decoder begins with."""
-        if self._encoding is not None and self._media.takes_sound:
+        if self._encoding is not None and self._media.is_speech:
             return decoder_tokens(self._text, context, self._encoding)
         return self.tok_encode(context) or [self.prefix_token_id]
 

@@ -5,6 +5,9 @@ Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +19,11 @@ from olive_ext.media.pictures import read_picture
 from olive_ext.model.media_types import Modality
 from olive_ext.session import Session
 
-PLACEHOLDER = "<image>"
-"""What a task's text holds for a picture."""
+PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
+"""What a task's text holds for a picture and for a sound."""
+
+_ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
+"""Names under which a request of lm-eval gives them."""
 
 
 class TaskMedia:
@@ -26,23 +32,23 @@ class TaskMedia:
     def __init__(self, arguments: OrtLMArguments, session: Session) -> None:
         self._arguments = arguments
         self._media = session.media
-        self._takes_images = self._media is not None and Modality.IMAGE in self._media.markers
-        self.takes_sound = session.encoding is not None and session.encoding.sound is not None
-        """Whether requests have a sound, and their contexts are what the decoder begins with."""
+        self._markers = {} if self._media is None else self._media.markers
+        self.is_speech = session.encoding is not None and session.encoding.sound is not None
+        """Whether every request has a sound, and its context is what the decoder begins with."""
 
     @property
     def is_taken(self) -> bool:
         """Whether the model takes anything besides text."""
-        return self._takes_images or self.takes_sound
+        return bool(self._markers) or self.is_speech
 
     def given(self, args: Sequence[Any]) -> dict[str, Any]:
         """What a request gives besides its texts, by the name of the session's field for it. Raises `TaskError` for
         what the model does not take, and where it takes sound and the task has none."""
         found = args[2] if len(args) > 2 else {}
-        taken = {"audio"} if self.takes_sound else {"visual"} if self._takes_images else set()
-        if unknown := found.keys() - taken:
+        taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
+        if unknown := found.keys() - (taken | {"audio"} if self.is_speech else taken):
             raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
-        if self.takes_sound and "audio" not in found:
+        if self.is_speech and "audio" not in found:
             raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         fields = {"images": self._images(found.get("visual")), "audio": _as_list(found.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
@@ -56,31 +62,46 @@ class TaskMedia:
         return images[: self._arguments.max_images]
 
     def prompt(self, args: Sequence[Any]) -> str:
-        """The context of a request, with the model's marker for each picture that it is given. (Where a chat template
-        has been applied, that is so already.)"""
+        """The context of a request, with the model's marker for each picture and sound that it is given. (Where a chat
+        template has been applied, that is so already.)"""
         context = str(args[0])
-        if len(args) < 3 or PLACEHOLDER not in context or self._media is None:
+        if len(args) < 3 or self._media is None:
             return context
-        marker = self._arguments.image_string or self._media.marker_text(Modality.IMAGE)
-        return str(replace_placeholders(context, PLACEHOLDER, marker, self._arguments.max_images))
+        for modality in self._markers:
+            given = self._arguments.image_string if modality is Modality.IMAGE else None
+            marker = given or self._media.marker_text(modality)
+            context = str(replace_placeholders(context, PLACEHOLDERS[modality], marker, self._most(modality)))
+        return context
 
     def messages(self, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation with a part for each "<image>" of a message: all in front of its text, or where they stand
-        with `interleave`."""
+        """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or
+        where they stand with `interleave`."""
         return [self._message(message) for message in history]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         text = message["content"]
-        if not self._takes_images or not isinstance(text, str) or PLACEHOLDER not in text:
+        kinds = {PLACEHOLDERS[modality]: modality for modality in self._markers}
+        if not isinstance(text, str) or not any(mark in text for mark in kinds):
             return dict(message)
-        texts, image = text.split(PLACEHOLDER), {"type": "image"}
-        num_images = min(len(texts) - 1, self._arguments.max_images)
-        if not self._arguments.interleave:
-            return {**message, "content": [image] * num_images + [_text("".join(texts))]}
+        seen: Counter[Modality] = Counter()
+        texts: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         parts: list[dict[str, Any]] = []
-        for place, part in enumerate(texts):
-            parts += [_text(part)] * bool(part) + [image] * (place < num_images)
-        return {**message, "content": parts}
+        for piece in re.split(f"({'|'.join(kinds)})", text):
+            modality = kinds.get(piece)
+            if modality is None:
+                texts.append(_text(piece))
+                parts += [_text(piece)] if piece else []
+            elif seen[modality] < self._most(modality):
+                seen[modality] += 1
+                items.append({"type": modality.value})
+                parts.append(items[-1])
+        whole = "".join(one["text"] for one in texts)
+        return {**message, "content": parts if self._arguments.interleave else [*items, _text(whole)]}
+
+    def _most(self, modality: Modality) -> int:
+        """Items of a request that the model is given."""
+        return self._arguments.max_images if modality is Modality.IMAGE else sys.maxsize
 
 
 def _as_list(given: Any) -> list[Any]:
