@@ -100,8 +100,10 @@ def actors() -> list[psutil.Process]:
 
 
 def test_killed_workers_cost_their_chunks_only(expected: Any) -> None:
+    others = set(actors())
     with open_tiny(workers=2) as session:
-        timer = threading.Timer(0.3, lambda: [process.kill() for process in actors()[:1]])
+        ours = sorted(set(actors()) - others, key=lambda process: process.pid)
+        timer = threading.Timer(0.1, ours[0].kill)
         timer.start()
         assert answers(session) == expected
         timer.join()
@@ -170,12 +172,13 @@ def told(session: Session, found: tuple[list[Any], list[Any]]) -> str:
     return json.dumps([lost, [output.logprob for output in scores], [output.text for output in texts]])
 
 
-def lost_in(program: str, expected: Any) -> int:
-    """How many workers were lost in a process that runs `program` and prints what is `told`; the answers are right."""
+def lost_in(program: str, expected: Any, tolerance: float = 0.0) -> int:
+    """How many workers were lost in a process that runs `program` and prints what is `told`; the answers are right, to
+    `tolerance` nats."""
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False)
     assert found.returncode == 0, found.stderr[-3000:]
     lost, scores, texts = json.loads(found.stdout.splitlines()[-1])
-    assert scores == [output.logprob for output in expected[0]]
+    assert scores == pytest.approx([output.logprob for output in expected[0]], rel=0, abs=tolerance)
     assert texts == [output.text for output in expected[1]]
     return int(lost)
 
@@ -201,7 +204,8 @@ with open_tiny(workers={"count": 2, "address": cluster.address}) as session, Thr
 
 
 def test_workers_that_ray_ends_for_memory_cost_their_chunks_only(expected: Any) -> None:
-    """Ray's memory monitor, which is told that this machine has three gigabytes left, while the driver takes more."""
+    """Ray's memory monitor, which is told that this machine has three gigabytes left, while the driver takes more.
+    It may end both workers with one chunk, which then runs in halves, and rounds otherwise."""
     if psutil.virtual_memory().available < 8 << 30:
         pytest.skip("takes four gigabytes of memory for a moment")
     program = """
@@ -226,7 +230,7 @@ with open_tiny(workers=2) as session, ThreadPoolExecutor() as pool:
     held.clear()
     print(told(session, found.result(60)))
 """
-    assert lost_in(program, expected) >= 1
+    assert lost_in(program, expected, tolerance=1e-5) >= 1
 
 
 CLUSTER = """
