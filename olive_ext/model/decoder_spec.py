@@ -20,6 +20,7 @@ from olive_ext.errors import ModelError, listed
 from olive_ext.model import attention, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
+from olive_ext.model.media_spec import compared_ids
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
@@ -102,10 +103,22 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=not attention.num_step_scales(self._graph.node),
+            is_splittable=not (attention.num_step_scales(self._graph.node) or self._marks_items(embeddings)),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
+
+    def _marks_items(self, embeddings: tuple[str, ...]) -> bool:
+        """Whether the decoder, which takes embeddings, also looks for a placeholder among the token ids: then a
+        picture's tokens see each other, those behind them, too (Gemma 4), and must be fed in one step."""
+        tokens = self._input(Role.INPUT_IDS) if embeddings else None
+        if tokens is None or not (found := compared_ids(self._graph, tokens.tensor.name)):
+            return False
+        self._notes.append(
+            f"the tokens {', '.join(map(str, sorted(found)))} of an item see each other: each request is fed whole and "
+            "alone, because chunks and shared prefixes would part them"
+        )
+        return True
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]

@@ -261,8 +261,8 @@ class DecoderSpec:
     """Inputs that an encoder gives; none in a decoder-only model."""
 
     is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): a request fed in parts,
-    or in one step with others, would get other scores."""
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear, pictures whose tokens see
+    each other): a request fed in parts, or in one step with others, would get other scores."""
 
     rounds_rows: bool = False
     """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""

@@ -222,6 +222,19 @@ FAMILIES = {
         auto="AutoModelForImageTextToText",
         needs=_OLDER,
     ),
+    # The same, and a picture's tokens see each other, as in the larger ones.
+    "gemma4_seen": Family(
+        "Gemma4Config",
+        {
+            "text_config": {**_GEMMA4_TEXT, "use_bidirectional_attention": "vision"},
+            "vision_config": _GEMMA4_VISION,
+            "audio_config": None,
+            "vision_soft_tokens_per_image": 16,
+            **_GEMMA4_IDS,
+        },
+        auto="AutoModelForImageTextToText",
+        needs=_OLDER,
+    ),
     # The same with sound; mobius 0.1.0 has the published numbers of heads and of frames that see each other built in.
     "gemma4_any": Family(
         "Gemma4Config",

@@ -183,3 +183,22 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
         request = ScoringRequest(context, " stone", images=images)  # type: ignore[arg-type]
         with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
             session.loglikelihood([request])
+
+
+@pytest.mark.exporters
+def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
+    """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
+    tells, but they are the same however the engine is set up."""
+    context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
+    asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
+    found = []
+    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 5}, {"scoring": "rows"}):
+        with _open("gemma4_seen", **engine) as session:
+            found.append([output.logprob for output in session.loglikelihood(asked)])
+            notes = session.describe_execution()["notes"]
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+    assert found[2] == pytest.approx(found[0], abs=1e-5)
+    assert any("of an item see each other: each request is fed whole and alone" in note for note in notes)
+    media = resolve(ModelSettings(model=str(media_export("gemma4_seen")[0]))).media
+    assert media is not None
+    assert any("give other numbers behind pictures than transformers" in note for note in media.notes)
