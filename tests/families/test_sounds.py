@@ -130,8 +130,8 @@ def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(family: str) ->
         )
         outputs = lm.session.generate([GenerationRequest(context, max_new_tokens=6, audio=[one]) for one in SOUNDS])
         shown = lm.apply_chat_template([{"role": "user", "content": "what is <audio>?"}])
-        with pytest.raises(TaskError, match="gives visual, which this model does not take"):
-            lm.loglikelihood([Instance("loglikelihood", {}, ("a", " b", {"visual": [picture(0, 9, 9)]}), 0)])
+        with pytest.raises(TaskError, match="gives video, which this model does not take"):
+            lm.loglikelihood([Instance("loglikelihood", {}, ("a", " b", {"video": [SOUNDS[0]]}), 0)])
     assert [score for score, _ in scores] == pytest.approx([output.logprob for output in expected], abs=1e-5)
     assert texts == [output.text for output in outputs]
     assert len({score for score, _ in scores}) == len(SOUNDS)
