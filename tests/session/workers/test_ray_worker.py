@@ -252,7 +252,7 @@ import json, sys
 from olive_ext.errors import RunError
 from olive_ext.session.workers import ray_worker
 from tests.session.workers.test_ray_worker import MANY, open_tiny
-ray_worker._LOOK_S = 0.25
+ray_worker._LOOK_S = ray_worker._BEAT_S = 0.05
 with open_tiny(workers={"count": 2, "address": sys.argv[1]}) as session:
     session.keep_answers(sys.argv[2])
     print("open", flush=True)
@@ -279,7 +279,7 @@ def cluster() -> Iterator[tuple[str, psutil.Process]]:
 def test_without_the_head_a_run_ends_by_name_and_goes_on_elsewhere(
     cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
-    """Looks are a quarter of a second apart; by default the driver has ended within a minute."""
+    """Looks are a twentieth of a second apart; by default the driver has ended within a minute."""
     address, head = cluster
     command = [sys.executable, "-c", LONG_DRIVER, address, str(tmp_path / "answers")]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
