@@ -21,8 +21,9 @@ def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
         return
     if media.problem:
         add("refused", media.problem, "text runs without encoders")
+    processors = MediaProcessor(media, model.files)
     for encoder in media.encoders:
-        _add_encoder(model, encoder, MediaProcessor(media, model.files), add)
+        _add_encoder(model, encoder, processors, add)
     if media.encoders:
         add("positions", "time, height, width" if media.has_rotary_grid else "one number for each token")
         add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")

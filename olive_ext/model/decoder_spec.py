@@ -93,6 +93,7 @@ class _Reader:
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
+        is_splittable = not (attention.num_step_scales(self._graph.node) or self._marks_items(embeddings))
         return DecoderSpec(
             inputs=roles,
             kv=kv,
@@ -103,7 +104,7 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=not (attention.num_step_scales(self._graph.node) or self._marks_items(embeddings)),
+            is_splittable=is_splittable,
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )

@@ -84,20 +84,18 @@ class TaskMedia:
         if not isinstance(text, str) or not any(mark in text for mark in kinds):
             return dict(message)
         seen: Counter[Modality] = Counter()
-        texts: list[dict[str, Any]] = []
-        items: list[dict[str, Any]] = []
         parts: list[dict[str, Any]] = []
-        for piece in re.split(f"({'|'.join(kinds)})", text):
+        for piece in filter(None, re.split(f"({'|'.join(kinds)})", text)):
             modality = kinds.get(piece)
             if modality is None:
-                texts.append(_text(piece))
-                parts += [_text(piece)] if piece else []
+                parts.append(_text(piece))
             elif seen[modality] < self._most(modality):
                 seen[modality] += 1
-                items.append({"type": modality.value})
-                parts.append(items[-1])
-        whole = "".join(one["text"] for one in texts)
-        return {**message, "content": parts if self._arguments.interleave else [*items, _text(whole)]}
+                parts.append({"type": modality.value})
+        if not self._arguments.interleave:
+            whole = "".join(part.get("text", "") for part in parts)
+            parts = [*(part for part in parts if part["type"] != "text"), _text(whole)]
+        return {**message, "content": parts}
 
     def _most(self, modality: Modality) -> int:
         """Items of a request that the model is given."""
