@@ -165,6 +165,8 @@ class StepLoop:
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
+            for run in media:
+                self.traits.item_limit.check(run.item)
         generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
