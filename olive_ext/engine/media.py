@@ -66,11 +66,19 @@ class ItemLimit:
     reason: str = ""
     """Which setting or device it comes from, and how it is raised."""
 
+    is_set: bool = False
+    """Whether a setting says so: then a model all of whose items have more is refused when it is opened."""
+
+    def problem(self, modality: Modality, num_tokens: int) -> str:
+        """What is wrong with an item of so many tokens; empty where nothing is."""
+        if self.tokens is None or num_tokens <= self.tokens:
+            return ""
+        return f"an {modality.value} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+
     def check(self, item: MediaItem) -> None:
         """Raises `MediaError` for an item of more tokens."""
-        if self.tokens is not None and item.num_tokens > self.tokens:
-            name = item.modality.value
-            raise MediaError(f"an {name} takes {item.num_tokens} tokens and is fed in one step: {self.reason}")
+        if problem := self.problem(item.modality, item.num_tokens):
+            raise MediaError(problem)
 
     def both(self, other: ItemLimit) -> ItemLimit:
         """The lower one."""

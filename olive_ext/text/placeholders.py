@@ -85,7 +85,9 @@ class MediaText:
 
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
     """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
-    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor)."""
+    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
+    a setting that allows no item."""
+    processor.check_fixed(limit)
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
     markers = {}
     for found in processor.spec.inputs:

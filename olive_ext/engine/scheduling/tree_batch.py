@@ -165,8 +165,9 @@ class TreeBatches:
             self._prefix.extend(tokens)
             rows.append((sequence, row))
             room -= len(tokens)
-            if stop == sequence.end:
-                self._waiting.popleft()
+            if stop < sequence.end:
+                break
+            self._waiting.popleft()
         return TreeBatchPlan(tuple(rows), tuple(shared), (move,) if move else (), first_cell)
 
 
