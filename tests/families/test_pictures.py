@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.config import ModelSettings
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
@@ -25,7 +26,7 @@ from olive_ext.model.media_types import Modality
 from olive_ext.model.types import Device
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.exports.media import MEDIA_FAMILIES, media_export
+from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, picture
 
 IN_DEFAULT_RUN = {"qwen2_5_vl"}
@@ -89,12 +90,13 @@ def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, c
 
 
 def test_greedy_answers_are_transformers(family: str) -> None:
+    """Some prompts end with the picture, and are asked twice."""
     reference, marker = _reference(family), MEDIA_FAMILIES[family].marker
-    text = f"Ann sees the {marker} and"
-    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for one in PICTURES]
+    asked = [(text, one) for text in (f"Ann sees the {marker} and", marker, marker) for one in PICTURES]
+    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for text, one in asked]
     with _open(family, num_slots=3) as session:
         outputs = session.generate([*requests, GenerationRequest("Ann sees the", max_new_tokens=12)])
-    for one, output in zip(PICTURES, outputs, strict=False):
+    for (text, one), output in zip(asked, outputs, strict=False):
         assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
 
@@ -185,6 +187,32 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
         request = ScoringRequest(context, " stone", images=images)  # type: ignore[arg-type]
         with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
             session.loglikelihood([request])
+
+
+@pytest.mark.slow
+def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
+    (name,) = IN_DEFAULT_RUN
+    largest = max(map(_reference(name).num_tokens, PICTURES))
+    asked = [ScoringRequest(MEDIA_FAMILIES[name].marker, " stone", images=[one]) for one in PICTURES]
+    answered: list[int] = []
+    with _open(name, chunk_size=largest - 1) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
+    too_large = [place for place, one in enumerate(PICTURES) if _reference(name).num_tokens(one) == largest]
+    words = f"an image takes {largest} tokens and is fed in one step: 'engine.chunk_size' = {largest - 1} allows fewer"
+    assert sorted(caught.value.lost) == too_large
+    assert all(words in reason for reason in caught.value.lost.values())
+    assert sorted([*answered, *too_large]) == list(range(len(PICTURES)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"chunk_size": 15}, {"chunk_size": 15, "strict_shapes": True}])
+def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_opened(engine: dict[str, object]) -> None:
+    path = plain_encoder_export("f32", "webgpu")
+    words = "an image takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
+    with pytest.raises(ConfigError, match=words):
+        olive_ext.open(path, execution_provider="cpu", engine=engine)
+    config = {"model": {"path": str(path)}, "tasks": ["a"], "engine": engine, "execution_provider": "cpu"}
+    assert words in "\n".join(check_model(EvaluationConfig.parse(config)).problems)
 
 
 @pytest.mark.exporters
