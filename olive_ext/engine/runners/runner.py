@@ -141,6 +141,22 @@ class Runner(ABC):
         """Releases the model's memory."""
 
 
+def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
+    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
+    if source is None:
+        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
+    declared, shape = wanted.shape[1:], source.array.shape
+    is_features = source.array.dtype.kind == "f"
+    fits = len(shape) == len(declared) and all(
+        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
+    )
+    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
+        raise OliveExtError(
+            f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
+            f"of shape {list(declared)}"
+        )
+
+
 class OpenedRunner(NamedTuple):
     """A runner on an open model, and the most tokens of a prompt that it takes in one step."""
 
