@@ -97,6 +97,16 @@ def test_greedy_answers_are_transformers(family: str) -> None:
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
 
 
+@pytest.mark.slow
+def test_prompt_that_ends_with_a_picture_is_answered() -> None:
+    """No token stands behind LLaVA's placeholders."""
+    reference, prompts = _reference("llava_clip"), ["<image>", "Ann sees the <image>"]
+    with _open("llava_clip", num_slots=2, chunk_size=7) as session:
+        outputs = session.generate([GenerationRequest(text, max_new_tokens=6, images=PICTURES[:1]) for text in prompts])
+    for text, output in zip(prompts, outputs, strict=True):
+        assert reference.continues(reference.ids(text, PICTURES[:1]), PICTURES[:1], output.tokens, 6)
+
+
 def test_text_opens_no_encoder(family: str, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(media_export(family)[0], package)
