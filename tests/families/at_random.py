@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from tests.families.plain_media import AUDIO, IMAGE, Item, PlainMedia, plain_med
 from tests.families.sounds import RATE, sound
 
 WORDS = TEXT.replace(".", "").split()
-NATS = 3e-5
+NATS = 1e-4
 """A log-probability may be as far from a whole forward pass: steps of other shapes round otherwise."""
 
 IN_PLACE = ("qwen2_5_vl", "gemma4_vl", "llava")
@@ -185,7 +186,7 @@ def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random
     rng.shuffle(generated)
     scores, answers = {}, {}
     cuts = sorted({0, len(scored), *rng.sample(range(len(scored) + 1), rng.choice((0, 0, 1, 2)))})
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         fields = [prompt(plain, asked[number]) for number, _ in scored[begin:end]]
         requests = [
             ScoringRequest(one.pop("prompt"), target, **one)
@@ -232,7 +233,9 @@ def _miscounted(facts: dict[str, Any], asked: Sequence[Asked], budget: int) -> l
         if f"{name}s_encoded" not in facts:
             continue
         distinct = sum(isinstance(item, tuple) == kind for item in items)
-        encoded, evicted, runs = (facts[key] for key in (f"{name}s_encoded", f"{name}s_evicted", f"{name}_encoder_runs"))
+        encoded, evicted, runs = (
+            facts[key] for key in (f"{name}s_encoded", f"{name}s_evicted", f"{name}_encoder_runs")
+        )
         if encoded - evicted > distinct or runs > encoded or (budget > 1 << 20 and (encoded, evicted) != (distinct, 0)):
             found.append(f"{distinct} {name}s: {encoded} encoded in {runs} runs, {evicted} evicted, budget {budget}")
         if budget > 1 and not facts[f"{name}_feature_bytes"] <= max(budget, 80 * 64 * 4):

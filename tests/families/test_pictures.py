@@ -167,12 +167,12 @@ def test_messages_hold_pictures_or_leave_them_to_the_list(family: str) -> None:
 @pytest.mark.parametrize(
     ("context", "images", "error"),
     [
-        ("{marker}", [], "gives 0 images, and its prompt has 1 of the marker"),
-        ("plain", PICTURES[:1], "gives 1 image, and its prompt has 0"),
-        ("{marker}{marker}", PICTURES, "gives 3 images, and its prompt has 2"),
+        ("{marker}", [], "gives 0 pictures, and its prompt has 1 of the marker"),
+        ("plain", PICTURES[:1], "gives 1 picture, and its prompt has 0"),
+        ("{marker}{marker}", PICTURES, "gives 3 pictures, and its prompt has 2"),
         ([{"role": "user", "content": [{"type": "image"}]}], [], "leave 1 of 1 pictures open, and 0 are given"),
         ([{"role": "user", "content": [{"type": "video"}]}], [], "a part of the type 'video'"),
-        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives sound; this model takes none"),
+        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives a sound; this model takes none"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], [], r"'image_url' without 'image_url\.url'"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}],
@@ -193,6 +193,30 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
         request = ScoringRequest(context, " stone", images=images)  # type: ignore[arg-type]
         with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
             session.loglikelihood([request])
+
+
+@pytest.mark.slow
+def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> None:
+    """The embedding graph would read features in its place, and none are there."""
+    name = next(iter(IN_DEFAULT_RUN))
+    marker = MEDIA_FAMILIES[name].marker
+    error = r"request 1 has no answer: a text holds '<\|image_pad\|>' .* reads a picture"
+    good = ScoringRequest("Ann sees", " blue stone")
+    with _open(name) as session:
+        for images in ([], PICTURES[:1]):
+            bad = ScoringRequest(f"Ann {marker * len(images)} sees", f" the {marker} here", images=images)
+            with pytest.raises(LostRequestsError, match=error):
+                session.loglikelihood([good, bad])
+        with pytest.raises(LostRequestsError, match=error):
+            session.loglikelihood_rolling(["Ann sees", f"Ann sees the {marker} here"])
+
+
+@pytest.mark.exporters
+def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
+    with _open("gemma3") as session:
+        for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", PICTURES[:1])):
+            with pytest.raises(LostRequestsError, match="holds '<image_soft_token>'"):
+                session.loglikelihood([ScoringRequest(context, " stone", images=images)])
 
 
 @pytest.mark.exporters
