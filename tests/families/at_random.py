@@ -20,10 +20,10 @@ import numpy as np
 import olive_ext
 from olive_ext.engine.engine import Engine
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.text import TEXT
-from tests.families.pictures import EOS, picture
+from tests.families.pictures import picture
 from tests.families.plain_media import AUDIO, IMAGE, Item, PlainMedia, plain_media
 from tests.families.sounds import RATE, sound
 
@@ -155,13 +155,13 @@ def expected_scores(plain: PlainMedia, asked: Asked, target: str) -> list[float]
     return [float(logprobs_TV[at - 1, whole[at]]) for at in range(len(context), len(whole))]
 
 
-def behind_the_best(plain: PlainMedia, asked: Asked, tokens: Sequence[int]) -> float:
-    """How far an answer's tokens are from the most likely ones, in nats; its end counts where it is not as long as was
-    asked for."""
+def behind_the_best(plain: PlainMedia, asked: Asked, answer: GenerationOutput) -> float:
+    """How far an answer's tokens, and the one that ended it, are from the most likely ones, in nats."""
     ids = plain.ids(asked.text, asked.items, is_chat=asked.form.endswith("parts"))
-    ended = [EOS] if len(tokens) < asked.num_tokens else []
-    whole = [*ids, *tokens, *ended]
-    logprobs_TV = plain.logprobs(whole, asked.items)
+    ended = [] if answer.stop_id is None else [answer.stop_id]
+    assert ended or len(answer.tokens) == asked.num_tokens
+    whole = [*ids, *answer.tokens, *ended]
+    logprobs_TV = plain.logprobs([*ids, *answer.tokens], asked.items)
     return max(float(logprobs_TV[at - 1].max() - logprobs_TV[at - 1, whole[at]]) for at in range(len(ids), len(whole)))
 
 
@@ -170,7 +170,7 @@ class Outcome:
     """What a session answered, and what it has done for it."""
 
     scores: dict[tuple[int, str], tuple[float, ...]]
-    answers: dict[int, tuple[int, ...]]
+    answers: dict[int, GenerationOutput]
     facts: dict[str, Any]
 
 
@@ -199,10 +199,10 @@ def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random
         for number in generated
     ]
     if rng.random() < 0.5:
-        answers = {key: output.tokens for key, output in session.generate_continuous(to_generate)}
+        answers = dict(session.generate_continuous(to_generate))
     else:
         outputs = session.generate([request for _, request in to_generate])
-        answers = {number: output.tokens for number, output in zip(generated, outputs, strict=True)}
+        answers = dict(zip(generated, outputs, strict=True))
     return Outcome(scores, answers, session.describe_execution())
 
 
@@ -219,9 +219,9 @@ def problems(family: str, seed: int, count: int = 10) -> tuple[dict[str, Any], l
         off = np.abs(np.subtract(scores, expected)).max() if len(scores) == len(expected) else np.inf
         if not off < NATS:
             found.append(f"{_shown(asked[number])} -> {target!r}: {scores}, not {expected}")
-    for number, tokens in outcome.answers.items():
-        if not behind_the_best(plain, asked[number], tokens) < NATS:
-            found.append(f"{_shown(asked[number])}: answered {tokens}")
+    for number, answer in outcome.answers.items():
+        if not behind_the_best(plain, asked[number], answer) < NATS:
+            found.append(f"{_shown(asked[number])}: answered {answer.tokens}")
     return {**settings, "budget": budget}, found + _miscounted(outcome.facts, asked, budget)
 
 
