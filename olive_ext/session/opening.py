@@ -204,7 +204,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
     encoders = model.media.encoders if model.media is not None else ()
     if parts.media is not None and any(map(model.warms, encoders)):
-        opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
+        most = parts.media.limit.tokens or opened.runner.traits.context_length
+        opened.runner.warm_up(parts.media.processor.dummies(min(most, opened.runner.traits.context_length)))
     return parts
 
 
@@ -234,7 +235,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
         encoding = Encoding(takes_features, start, sound, read_suppressed(files))
     media = None
     if model.media is not None:
-        media = read_markers(MediaProcessor(model.media, files), files, tokenizer)
+        media = read_markers(MediaProcessor(model.media, files), files, tokenizer, traits.item_limit)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 

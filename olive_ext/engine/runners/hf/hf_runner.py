@@ -188,8 +188,6 @@ class HfRunner(Runner):
             logits_RV = self._model(**given, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cached = self._slot = tokens
-        if fed.stop > len(tokens):
-            self._cut(fed.stop - len(tokens))
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
