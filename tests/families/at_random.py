@@ -67,8 +67,9 @@ class Draw:
     def settings(self) -> dict[str, Any]:
         """Arguments of `olive_ext.open`; with shapes that are few where the package allows them."""
         rng, family = self.rng, self.plain.export.family
+        largest = max(len(self.plain.features(item)) for kind in self.plain.kinds for item in self.pool[kind])
         engine: dict[str, Any] = {
-            "chunk_size": rng.choice([2, 3, 5, 7, 16, 31, 64, 256, "auto"]),
+            "chunk_size": rng.choice([largest, largest + 1, largest + rng.randint(2, 9), 256, "auto"]),
             "num_slots": rng.choice([1, 2, 3, 5, 8]),
             "scoring": rng.choice(["auto", "rows", "branches"]),
             "encoder_batch_rows": rng.choice(["auto", 1, 40, 150, 2048]),
