@@ -4,13 +4,17 @@ of the two parts one behind the other are the step's. Knows no runner.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
+from olive_ext.engine.media import whole_stop
 from olive_ext.engine.step import NO_CANDIDATES, Batching, Candidates, Row, Step, StepOutput
 
 
-def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
+def halve(step: Step, batching: Batching, whole: Container[int] = ()) -> tuple[Step, Step] | None:
+    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split. Items with a
+    placeholder among `whole` are not parted."""
     if step.first_cell is None and len(step.rows) > 1:
         return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
     half = step.num_tokens // 2
@@ -20,7 +24,9 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
     while half >= len(step.rows[place].tokens):
         half -= len(step.rows[place].tokens)
         place += 1
-    return _cut(step, place, half)
+    row = step.rows[place]
+    half = whole_stop(row.media, row.past, row.past + half, whole) - row.past
+    return _cut(step, place, half) if half < len(row.tokens) else None
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:

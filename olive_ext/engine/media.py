@@ -6,7 +6,7 @@ An item's tokens are a run of placeholders that the item's features replace. Kno
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -90,6 +90,29 @@ def media_key(media: Media) -> str:
     if not media:
         return ""
     return hashlib.sha256(" ".join(f"{run.start}:{run.item.key}" for run in media).encode()).hexdigest()
+
+
+def blocks(media: Media, whole: Container[int]) -> list[Media]:
+    """The items in groups, each of which is fed in one step where its placeholder is among `whole`: those of them that
+    touch are one group, because a mask that is made of token ids cannot tell them apart. Others are alone."""
+    found: list[Media] = []
+    for run in media:
+        is_joined = found and found[-1][-1].stop == run.start and run.item.placeholder in whole
+        if is_joined and found[-1][-1].item.placeholder == run.item.placeholder:
+            found[-1] = (*found[-1], run)
+        else:
+            found.append((run,))
+    return found
+
+
+def whole_stop(media: Media, start: int, stop: int, whole: Container[int]) -> int:
+    """Where a row that begins at position `start` ends so that it parts no item with a placeholder among `whole`: at
+    `stop`, or where the items around it begin, or behind them where the row begins with these."""
+    for block in blocks(media, whole):
+        first, last = block[0], block[-1].stop
+        if first.start < stop < last and first.item.placeholder in whole:
+            return first.start if first.start > start else last
+    return stop
 
 
 def moved(media: Media, distance: int) -> Media:

@@ -87,7 +87,7 @@ class StepLoop:
             raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
         self._check(requests)
         if [True for request in requests if request.media]:
-            items = [(key, self._media_ids.put(request)) for key, request in items]
+            items = [(key, self._media_ids.put(request, self.traits.whole_items)) for key, request in items]
             for request in requests:
                 self._runner.expect_media(request.media)
                 self._tap.expect_media(request.media)
@@ -165,6 +165,7 @@ class StepLoop:
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
+            self.traits.check_whole(media)
         generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
@@ -183,7 +184,7 @@ class StepLoop:
 
         Later steps are no longer than the longer part.
         """
-        halves = halve(step, self.traits.batching)
+        halves = halve(step, self.traits.batching, self.traits.whole_items)
         if halves is None:
             raise error
         self._counters.steps_halved += 1

@@ -89,11 +89,12 @@ def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, c
 def test_greedy_answers_are_transformers(family: str) -> None:
     reference, marker = _reference(family), MEDIA_FAMILIES[family].marker
     text = f"Ann sees the {marker} and"
-    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for one in PICTURES]
+    asked = [(text, one) for one in PICTURES] + [(f"Ann sees the {marker}", PICTURES[0])]
+    requests = [GenerationRequest(prompt, max_new_tokens=12, images=[one]) for prompt, one in asked]
     with _open(family, num_slots=3) as session:
         outputs = session.generate([*requests, GenerationRequest("Ann sees the", max_new_tokens=12)])
-    for one, output in zip(PICTURES, outputs, strict=False):
-        assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
+    for (prompt, one), output in zip(asked, outputs, strict=False):
+        assert reference.continues(reference.ids(prompt, [one]), [one], output.tokens, 12)
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
 
 
@@ -186,19 +187,30 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
 
 
 @pytest.mark.exporters
-def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
-    """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
-    tells, but they are the same however the engine is set up."""
-    context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
-    asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
-    found = []
-    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 5}, {"scoring": "rows"}):
-        with _open("gemma4_seen", **engine) as session:
-            found.append([output.logprob for output in session.loglikelihood(asked)])
-            notes = session.describe_execution()["notes"]
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
-    assert found[2] == pytest.approx(found[0], abs=1e-5)
-    assert any("of an item see each other: each request is fed whole and alone" in note for note in notes)
-    media = resolve(ModelSettings(model=str(media_export("gemma4_seen")[0]))).media
-    assert media is not None
-    assert any("give other numbers behind pictures than transformers" in note for note in media.notes)
+def test_text_is_shared_and_batched_where_pictures_are_fed_whole() -> None:
+    """By chunks of 5 tokens, which end within the pictures of 64 and more, and by more slots than one."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    text = [
+        ScoringRequest(stem + words, target)
+        for stem in stems
+        for words in ("a", "the")
+        for target in (" wheel", " stone")
+    ]
+    marker = MEDIA_FAMILIES["gemma4_seen"].marker
+    seen = [ScoringRequest(f"Ann {marker}", target, images=[one]) for one in PICTURES for target in (" blue", " wheel")]
+    alone = []
+    with _open("gemma4_seen", num_slots=1, chunk_size=256) as session:
+        for request in (*text, *seen):
+            alone.append(session.loglikelihood([request])[0].logprob)
+            session.release_memory()
+        notes = session.describe_execution()["notes"]
+    assert any("of an item see each other: it is fed in one step" in note for note in notes)
+    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
+    with _open("gemma4_seen", num_slots=3, chunk_size=5) as session:
+        found = [output.logprob for output in session.loglikelihood(text)]
+        counters = session.counters
+        assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
+        assert counters.steps < counters.tokens_fed / 4
+        found += [output.logprob for output in session.loglikelihood(seen)]
+        assert session.describe_execution()["batching"] == "alike"
+    assert found == pytest.approx(alone, abs=1e-5)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.media import Media, MediaItem, blocks
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, UNLIMITED, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.types import SourceKind, TensorSpec
 
@@ -50,6 +50,22 @@ class Traits:
 
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""
+
+    whole_items: frozenset[int] = frozenset()
+    """Placeholders of items whose tokens see each other: no step, and no shared prefix, parts such an item."""
+
+    longest_step: int = UNLIMITED
+    """Tokens of a step that the device computes rightly."""
+
+    def check_whole(self, media: Media) -> None:
+        """Raises `OliveExtError` for items that no step may part, and that have more tokens than a step."""
+        for block in blocks(media, self.whole_items):
+            num_tokens, item = block[-1].stop - block[0].start, block[0].item
+            if item.placeholder in self.whole_items and num_tokens > self.longest_step:
+                raise OliveExtError(
+                    f"the request has an {item.modality.value} of {num_tokens} tokens, which see each other and are "
+                    f"fed in one step; on this device a step has {self.longest_step}"
+                )
 
 
 class Capacity(NamedTuple):

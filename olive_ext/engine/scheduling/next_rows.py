@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from olive_ext.engine.media import whole_stop
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Batching, Row
@@ -57,10 +58,11 @@ def _alike(ready: Iterable[tuple[Sequence, int]], traits: Traits) -> list[Sequen
 
 
 def _row(sequence: Sequence, traits: Traits, capacity: int, most: int) -> Row:
-    """The sequence's next tokens, up to `most` of them where it may be split."""
+    """The sequence's next tokens, up to `most` of them where it may be split; more where an item has more."""
     start, stop = sequence.computed, sequence.end
     if traits.chunked_prefill:
         stop = min(stop, start + most)
+        stop = whole_stop(sequence.media, start, stop, traits.whole_items)
     if not traits.can_rewind:
         stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
     is_checkpoint = not traits.can_rewind and stop in sequence.checkpoints

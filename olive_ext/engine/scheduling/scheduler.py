@@ -60,6 +60,7 @@ class Scheduler:
             keeps_wanted=answer_tokens > 0,
             min_copy=_min_copy(traits.batching, answer_tokens),
             row_group=traits.row_group,
+            whole_items=traits.whole_items,
         )
         self._traits = traits
         self._chunk_size = chunk_size

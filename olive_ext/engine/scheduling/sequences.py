@@ -150,9 +150,12 @@ class Sequence:
     @cached_property
     def decoding(self) -> Reading:
         """Of a row that finds the next token alone. With a probe, of a token that the vocabulary has: the input's last
-        one; rows to choose from are seen as a whole."""
+        one that is text; rows to choose from are seen as a whole."""
         assert self.answer is not None
-        probe = Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
+        place = self.num_input - 1
+        for run in reversed(self.media):
+            place = run.start - 1 if place < run.stop else place
+        probe = Read(int(self.tokens[place]) if place >= 0 else 0, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olive_ext.engine.media import Media, whole_stop
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.step import Copy, Row
 
@@ -42,16 +43,19 @@ class Slots:
         keeps_wanted: bool = False,
         min_copy: int = MIN_COPY,
         row_group: int = 1,
+        whole_items: Container[int] = (),
     ) -> None:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
         share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
-        must save. `row_group`: what is shared is a multiple of so many tokens."""
+        must save. `row_group`: what is shared is a multiple of so many tokens. `whole_items`: the placeholders of items
+        that are shared as a whole or not at all."""
         self.num_slots = num_slots
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
         self._keeps_wanted = keeps_wanted
         self._row_group = row_group
+        self._whole_items = whole_items
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
@@ -86,14 +90,23 @@ class Slots:
         shares."""
         return min(self._lengths[slot], self.capacity - 1)
 
-    def take(self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset()) -> Taken:
+    def take(
+        self,
+        tokens: TokenArray,
+        limit: int,
+        source: str = "",
+        wanted: Container[int] = frozenset(),
+        media: Media = (),
+    ) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared.
+        What is resident behind another `source` (its key) is not shared. `media`: the items among the tokens.
         """
         shared = self._reusable(tokens[:limit], source)
+        if media:
+            shared = [whole_stop(media, -1, length, self._whole_items) for length in shared]
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         oldest = self._oldest(wanted)
         kept = wanted if self._keeps_wanted else ()
