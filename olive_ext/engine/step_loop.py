@@ -87,7 +87,7 @@ class StepLoop:
             raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
         self._check(requests)
         if [True for request in requests if request.media]:
-            items = [(key, self._media_ids.put(request, self.traits.whole_items)) for key, request in items]
+            items = [(key, self._media_ids.put(request)) for key, request in items]
             for request in requests:
                 self._runner.expect_media(request.media)
                 self._tap.expect_media(request.media)
@@ -165,7 +165,8 @@ class StepLoop:
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
-            self.traits.check_whole(media)
+            for run in media:
+                self.traits.item_limit.check(run.item)
         generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
@@ -184,12 +185,12 @@ class StepLoop:
 
         Later steps are no longer than the longer part.
         """
-        halves = halve(step, self.traits.batching, self.traits.whole_items)
+        halves = halve(step, self.traits.batching)
         if halves is None:
             raise error
         self._counters.steps_halved += 1
         self._limit = min(self._limit, max(half.num_tokens for half in halves))
-        self._scheduler.limit = self._limit
+        self._scheduler.cut_steps(self._limit)
         logger.warning("%s; steps are cut to %d tokens", error, self._limit)
         return joined(*map(self._run_or_halve, halves))
 
@@ -210,7 +211,7 @@ class StepLoop:
         """A scheduler knows one capacity and one form of steps."""
         sizes = self._chunk_size, self._steps.size, self._steps.answers.tokens
         scheduler = Scheduler(self.traits, self._in_use, self._counters, *sizes)
-        scheduler.limit = self._limit
+        scheduler.cut_steps(self._limit)
         scheduler.reports_non_finite = self._reports_non_finite
         return scheduler
 

@@ -177,8 +177,6 @@ def against_buckets(spec: DecoderSpec) -> str | None:
     """Why a graph's steps cannot be padded with tokens whose outputs nobody reads; None where they can."""
     if not spec.is_splittable:
         return "a token's numbers depend on all tokens of its step"
-    if spec.item_masks.placeholders:
-        return "an item is fed in one step, which has any number of tokens"
     if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
         return "only caches that are written in place can forget what a step was filled up with"
     return None

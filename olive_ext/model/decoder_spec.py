@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.model import attention, tensor_names
+from olive_ext.model import attention, checkpoint, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.item_masks import ItemMasks, read_item_masks
@@ -28,8 +28,6 @@ from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTenso
 logger = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
-_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
-"""Keys of config.json for the most positions of a decoder."""
 
 
 def read_spec(
@@ -112,15 +110,11 @@ class _Reader:
         )
 
     def _item_masks(self, embeddings: tuple[str, ...], past: Iterable[str]) -> ItemMasks:
-        """What the decoder, which takes embeddings, looks for among the token ids: where it finds a placeholder, the
-        item's tokens see each other (Gemma 4)."""
+        """In which layers of a decoder that takes embeddings an item's tokens see each other: where it looks for their
+        placeholder among the token ids (Gemma 4)."""
         tokens = self._input(Role.INPUT_IDS) if embeddings else None
         if tokens is None or not (found := compared_ids(self._graph, tokens.tensor.name)):
             return ItemMasks()
-        self._notes.append(
-            f"the tokens {', '.join(map(str, sorted(found)))} of an item see each other: it is fed in one step, "
-            "however few tokens a step has, and prefixes are shared up to it or with all of it"
-        )
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window") or 0
         return read_item_masks(self._model, tokens.tensor.name, tuple(past), found, window + 2)
 
@@ -238,10 +232,9 @@ class _Reader:
         return declared
 
     def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
-        text_config = self._hf_config.get("text_config", self._hf_config)
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
-            "config.json": next((text_config[key] for key in _POSITIONS if text_config.get(key)), None),
+            "config.json": checkpoint.read_length(self._hf_config),
             "the rows of the rotary cache": attention.rotary_rows(self._graph),
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,

@@ -25,16 +25,13 @@ _HIDDEN = -1e4
 
 @dataclass(frozen=True)
 class ItemMasks:
-    """What a decoder does with the token ids that it takes beside embeddings. Layers are counted by their attention."""
-
-    placeholders: frozenset[int] = frozenset()
-    """Token ids that it looks for: items of which they are the placeholders are fed in one step."""
+    """Layers of a decoder that takes token ids beside embeddings, counted by their attention."""
 
     joined: tuple[int, ...] = ()
-    """Layers in which an item's tokens see those behind them."""
+    """Those in which an item's tokens see those behind them."""
 
     beyond_window: tuple[int, ...] = ()
-    """Those of them in which they see further back than a token of text does."""
+    """Those of them in which its tokens see further back than a token of text does."""
 
 
 def read_item_masks(
@@ -54,7 +51,7 @@ def read_item_masks(
     text, *items = seen
     joined = [(layer, name) for layer, name in layers if any(item[name][0, 1] for item in items)]
     further = [layer for layer, name in joined if not text[name][-1, 0] and any(item[name][-1, 0] for item in items)]
-    return ItemMasks(frozenset(placeholders), tuple(layer for layer, _ in joined), tuple(further))
+    return ItemMasks(tuple(layer for layer, _ in joined), tuple(further))
 
 
 def _nodes_behind(nodes: Iterable[onnx.NodeProto], name: str) -> list[onnx.NodeProto]:

@@ -266,7 +266,7 @@ class DecoderSpec:
     """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
 
     item_masks: ItemMasks = field(default_factory=ItemMasks)
-    """Whose tokens see each other: the items that are fed in one step."""
+    """In which layers the tokens of a picture see each other, as far as the graph shows it."""
 
     rounds_rows: bool = False
     """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""

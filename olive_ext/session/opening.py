@@ -22,7 +22,7 @@ from olive_ext.engine.reference.tap import ResidentTap, Tap
 from olive_ext.engine.runners.runner import OpenedRunner, Traits
 from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
-from olive_ext.media.sound import SoundProcessor
+from olive_ext.media.sound import SoundProcessor, tell_other_features
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.model.types import SourceKind
@@ -203,7 +203,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
     encoders = model.media.encoders if model.media is not None else ()
     if parts.media is not None and any(map(model.warms, encoders)):
-        opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
+        most = parts.media.limit.tokens or opened.runner.traits.context_length
+        opened.runner.warm_up(parts.media.processor.dummies(min(most, opened.runner.traits.context_length)))
     return parts
 
 
@@ -223,7 +224,7 @@ def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
 
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
     """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
-    files = model.files
+    files = model.processor_files
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
     kind, source = traits.source_kind, traits.source
     encoding = None
@@ -233,8 +234,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
         encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
     media = None
     if model.media is not None:
-        seen = model.processor_files
-        media = read_markers(MediaProcessor(model.media, seen), seen, tokenizer)
+        media = read_markers(MediaProcessor(model.media, files), files, tokenizer, traits.item_limit)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 
@@ -246,6 +246,8 @@ def _open_resident(model: ResolvedModel, reference_model: ResolvedModel) -> Sess
         traits = tokenizer_traits(reference.tokenizer), tokenizer_traits(own.tokenizer)
         refuse_other_tokenizer(*traits, reference.name, own.name)
         refuse_other_vocabulary(vocab_size_of(reference.opened.runner), vocab_size_of(own.opened.runner))
+        if reference.encoding is not None and own.encoding is not None:
+            tell_other_features(reference.encoding.sound, own.encoding.sound)
         seen = {} if reference.media is None else {"own_item": reference.media.processor.own}
         tap = ResidentTap(own.opened.runner, reference.opened, Divergence.at(own.opened.runner), **seen)
         on_failure.pop_all()

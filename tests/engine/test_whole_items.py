@@ -1,15 +1,9 @@
-"""Items whose tokens see each other are parted by no step and no shared prefix; text beside them is cut and shared.
-
-The runner notes, in the place of an item's tokens, which items touch it, so that one that was seen among others would
-give other numbers than the oracle's.
-"""
+"""Items are fed whole, whatever cuts steps: chunks, budgets, forks, padding, memory that runs out. The fake runner
+fails on a step that cuts one."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,132 +11,137 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.halves import halve
-from olive_ext.engine.media import Media, MediaItem, MediaRun, blocks, whole_stop
+from olive_ext.engine.media import ItemLimit, MediaRun
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.step import Batching, LogitsRow, Row, RowMix, Step, StepOutput
-from olive_ext.errors import OliveExtError
-from olive_ext.model.media_types import Modality
-from tests.engine.fake_runner import FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle
+from olive_ext.engine.runners.shape_buckets import BucketedRunner, step_sizes
+from olive_ext.engine.step import Batching, Row, RowMix, Step
+from olive_ext.errors import MediaError, MemoryShortageError
+from tests.engine.fake_runner import FakeRunner, ShortRunner
+from tests.engine.strategies import ITEMS, LARGEST, PLACEHOLDER, assert_runs_as_oracle, requests_with_items
 
-WHOLE = frozenset({7})
-ITEMS = [
-    MediaItem(Modality.IMAGE, f"picture {size}", size, placeholder, dict)
-    for size, placeholder in ((1, 7), (4, 7), (9, 7), (5, 8))
-]
-"""The last one may be parted."""
-
-
-def shown(media: Media) -> Iterable[tuple[int, int]]:
-    """(position, number) of all tokens of items: of what is seen there."""
-    for block in blocks(media, WHOLE):
-        seen = zlib.crc32(" ".join(run.item.key for run in block).encode()) % 10**6
-        yield from ((place, 100 + seen + place - block[0].start) for place in range(block[0].start, block[-1].stop))
-
-
-def request(parts: Iterable[Any], num_targets: int = 0, generation: Generation | None = None) -> Request:
-    """Of items and lists of tokens, one behind the other."""
-    tokens: list[int] = []
-    runs = []
-    for part in parts:
-        if isinstance(part, MediaItem):
-            runs.append(MediaRun(len(tokens), part))
-            part = [0] * part.num_tokens
-        tokens += part
-    media = tuple(runs)
-    for place, number in shown(media):
-        tokens[place] = number
-    return Request(tuple(tokens), num_targets, generation, media=media)
-
-
-class SeeingRunner(FakeRunner):
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.traits = replace(self.traits, whole_items=WHOLE)
-
-    def check_media(self, media: Media) -> None:
-        """Takes all."""
-
-    def _execute(self, step: Step) -> StepOutput:
-        for row in step.rows:
-            for position in (row.past, row.past + len(row.tokens)):
-                assert whole_stop(row.media, -1, position, WHOLE) == position
-        return super()._execute(replace(step, rows=tuple(map(_seen, step.rows))))
-
-
-def _seen(row: Row) -> Row:
-    tokens = list(row.tokens)
-    for place, number in shown(row.media):
-        if row.past <= place < row.past + len(tokens):
-            tokens[place - row.past] = number
-    return row._replace(tokens=tuple(tokens))
-
-
-TEXT = st.lists(st.integers(0, 2), max_size=6)
-
-
-@st.composite
-def requests_with_items(draw: st.DrawFn) -> list[Request]:
-    stems = draw(st.lists(st.lists(st.one_of(TEXT, st.sampled_from(ITEMS)), max_size=5), min_size=1, max_size=3))
-    found = []
-    for _ in range(draw(st.integers(1, 8))):
-        targets = draw(st.lists(st.integers(0, 2), max_size=3))
-        generation = Generation(draw(st.integers(1, 5))) if not targets or draw(st.booleans()) else None
-        found.append(request([[3], *draw(st.sampled_from(stems)), targets], len(targets), generation))
-    return found
+CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
+MIXES = st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 
 @given(
-    calls=st.lists(requests_with_items(), min_size=1, max_size=3),
+    calls=CALLS,
     num_slots=st.integers(1, 4),
-    chunk_size=st.integers(1, 12),
-    runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
+    chunk_size=st.integers(1, 20),
+    batching=st.sampled_from(Batching),
+    row_mix=MIXES,
+    can_rewind=st.booleans(),
+    async_decode=st.booleans(),
+    answer_steps=st.booleans(),
+    row_group=st.integers(1, 2),
 )
-def test_no_step_and_no_prefix_parts_an_item(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
+def test_run_equals_oracle_and_keeps_to_its_chunks(
+    calls: list[list[Request]],
+    num_slots: int,
+    chunk_size: int,
+    batching: Batching,
+    row_mix: RowMix,
+    can_rewind: bool,
+    async_decode: bool,
+    answer_steps: bool,
+    row_group: int,
 ) -> None:
-    batching, can_rewind = runner
-    mix = RowMix(pasts=True, prompts=True, continued=True)
-    engine = Engine(SeeingRunner(num_slots, batching, can_rewind=can_rewind, row_mix=mix), chunk_size)
-    assert_runs_as_oracle(engine, calls)
+    has_states = not can_rewind and batching in (Batching.SINGLE, Batching.ALIKE)
+    runner = FakeRunner(
+        num_slots,
+        batching,
+        can_rewind=not has_states,
+        async_decode=async_decode,
+        answer_steps=answer_steps,
+        row_mix=row_mix,
+    )
+    runner.traits = replace(runner.traits, row_group=1 if has_states else row_group)
+    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
+    most = max(chunk_size, LARGEST) + row_group - 1  # a group is filled up
+    for step in runner.steps:
+        assert sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1) <= most * (
+            len(step.rows) if batching is Batching.ALIKE else 1
+        )
 
 
-def test_what_lies_before_and_behind_an_item_is_shared() -> None:
-    large = ITEMS[2]
-    asked = [request([[3] * 20, large, [1] * 10, [target]], 1) for target in range(3)]
-    asked += [request([[3] * 20, large, [target]], 1) for target in range(3)]
-    engine = Engine(SeeingRunner(2, Batching.SINGLE), 4)
+@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20))
+def test_tree_batches_equal_oracle(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
+    runner = FakeRunner(num_slots, Batching.RANGE, has_tree_batches=True)
+    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
+    assert all(step.num_tokens <= max(chunk_size, LARGEST) for step in runner.steps if step.first_cell is not None)
+
+
+@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20), context_length=st.integers(64, 90))
+def test_padded_steps_equal_oracle(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, context_length: int
+) -> None:
+    """Padding stands for no item behind it, and where a slot has no room for it the step ends at a border."""
+    calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
+    inner = FakeRunner(num_slots, Batching.RANGE, context_length)
+    assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
+
+
+@given(
+    calls=CALLS,
+    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    has_tree_batches=st.booleans(),
+)
+def test_steps_without_memory_are_halved_at_borders(
+    calls: list[list[Request]], batching: Batching, has_tree_batches: bool
+) -> None:
+    runner = ShortRunner(3, batching, has_tree_batches=has_tree_batches)
+    runner.most = LARGEST
+    assert_runs_as_oracle(Engine(runner, 64), calls)
+
+
+def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
+    runner = ShortRunner(3, Batching.RANGE)
+    runner.most = LARGEST - 1
+    request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
+    with pytest.raises(MemoryShortageError, match="planted"):
+        Engine(runner, 64).run([request])
+
+
+@pytest.mark.parametrize(
+    ("starts", "rows", "found"),
+    [
+        ([1], [(0, 12)], [[1], [11]]),  # half of 12 is within the item at 1 to 9
+        ([0], [(0, 12)], [[9], [3]]),
+        ([0, 9], [(0, 18)], [[9], [9]]),
+        ([0], [(0, 9)], None),
+    ],
+)
+def test_halves_of_a_row_end_at_the_border_of_an_item(
+    starts: list[int], rows: list[tuple[int, int]], found: list[list[int]] | None
+) -> None:
+    media = tuple(MediaRun(start, ITEMS[-1]) for start in starts)
+    step = Step(tuple(Row(0, past, (0,) * count, media=media) for past, count in rows))
+    halves = halve(step, Batching.SINGLE)
+    assert found == (None if halves is None else [[len(row.tokens) for row in half.rows] for half in halves])
+
+
+def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again() -> None:
+    """Four answers behind one picture cost it once; in the next call, where the distribution behind the last of its
+    tokens is read anew, all of it."""
+    engine = Engine(FakeRunner(4, Batching.RANGE), 64)
+    prompt, media = (1, 2, *(PLACEHOLDER,) * LARGEST), (MediaRun(2, ITEMS[-1]),)
+    asked = [Request((*prompt, answer, 3), 2, media=media) for answer in range(4)]
     assert_runs_as_oracle(engine, [asked])
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == 20 + 9 + 10
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == len(prompt) + 4
+    assert_runs_as_oracle(engine, [[Request((*prompt, 5), 1, media=media)]])
+    assert engine.counters.tokens_fed == len(prompt) + 4 + LARGEST
 
 
-def test_item_that_ends_a_prompt_is_fed_again_as_a_whole() -> None:
-    """Its last token is read, so a second request cannot go on behind it."""
-    asked = [request([[3] * 20, ITEMS[2]], generation=Generation(2))]
-    runner = SeeingRunner(1, Batching.SINGLE)
-    assert_runs_as_oracle(Engine(runner, 64), [asked, asked])
-    assert [len(step.rows[0].tokens) for step in runner.steps] == [29, 1, 9, 1]
+def test_generations_of_one_prompt_that_ends_with_an_item_share_what_is_before_it() -> None:
+    runner = FakeRunner(2, Batching.SINGLE, can_rewind=False)
+    prompt, media = (*range(20), *(PLACEHOLDER,) * LARGEST), (MediaRun(20, ITEMS[-1]),)
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [[Request(prompt, 0, Generation(3), media=media)] * 2])
+    assert engine.counters.tokens_reused == 20
 
 
-def test_step_is_halved_beside_an_item_or_not_at_all() -> None:
-    media = (MediaRun(2, ITEMS[2]),)
-    row = Row(0, 0, tuple(range(12)), media=media)
-    halves = halve(Step((row,), (LogitsRow(0, 11),)), Batching.SINGLE, WHOLE)
-    assert halves is not None
-    assert [len(half.rows[0].tokens) for half in halves] == [2, 10]
-    behind = row._replace(past=2, tokens=row.tokens[2:])
-    halves = halve(Step((behind,), (LogitsRow(0, 9),)), Batching.SINGLE, WHOLE)
-    assert halves is not None
-    assert [len(half.rows[0].tokens) for half in halves] == [9, 1]
-    assert halve(Step((behind._replace(tokens=row.tokens[2:11]),)), Batching.SINGLE, WHOLE) is None
-
-
-def test_item_longer_than_a_step_of_the_device_is_refused_and_text_is_not() -> None:
-    runner = SeeingRunner(1, Batching.SINGLE)
-    runner.traits = replace(runner.traits, longest_step=8)
-    engine = Engine(runner, 8)
-    assert_runs_as_oracle(engine, [[request([[3] * 30, ITEMS[1], ITEMS[3], [1]], 1)]])
-    with pytest.raises(OliveExtError, match=r"image of 9 tokens, which see each other .* a step has 8"):
-        engine.run([request([[3], ITEMS[2], [1]], 1)])
-    with pytest.raises(OliveExtError, match="image of 13 tokens"):
-        engine.run([request([[3], ITEMS[1], ITEMS[2], [1]], 1)])
+def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
+    runner = FakeRunner(2, Batching.RANGE)
+    runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
+    request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
+    with pytest.raises(MediaError, match=r"an image takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
+        Engine(runner, 8).run([request])

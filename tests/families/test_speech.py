@@ -27,7 +27,7 @@ from olive_ext.run import evaluate
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import hf_model
-from tests.exports.genai import genai_export
+from tests.exports.genai import whisper_export
 from tests.families.test_encoder_decoder import Reference
 
 TASKS = Path(__file__).parents[2] / "recipes" / "speech" / "tasks"
@@ -37,12 +37,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """onnxruntime-genai's export with the file that names the decoder's first token, which it leaves out."""
-    folder = tmp_path_factory.mktemp("speech") / "whisper"
-    shutil.copytree(genai_export("whisper", "0.18.0"), folder)
-    shutil.copy(hf_model("whisper") / "generation_config.json", folder)
-    return folder
+def package() -> Path:
+    return whisper_export()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,7 @@ def test_long_sound_is_answered_window_by_window(session: Session) -> None:
     )
     assert whole.tokens == tuple(token for part in alone for token in part.tokens)
     assert whole.text == " ".join(part.text.strip() for part in alone)
-    with pytest.raises(LostRequestsError, match="the sound has 3 windows"):
+    with pytest.raises(LostRequestsError, match="longer than the 30 s that the encoder takes, and has 3 windows"):
         session.loglikelihood([ScoringRequest("", "cat", audio=[(samples, RATE)])])
 
 

@@ -58,11 +58,11 @@ def test_fault_is_told_where_graph_and_configuration_show_it(
     [
         (ItemMasks(), "this decoder takes no token types"),
         (
-            ItemMasks(frozenset({9}), (0, 1, 2), (0, 2)),
+            ItemMasks((0, 1, 2), (0, 2)),
             "1 layers of full attention and in 2 sliding .* window of 16, too",
         ),
-        (ItemMasks(frozenset({9}), (0, 2), (2,)), "do so in 1 sliding layers beyond the window of 16, too"),
-        (ItemMasks(frozenset({9}), (0, 2)), None),
+        (ItemMasks((0, 2), (2,)), "do so in 1 sliding layers beyond the window of 16, too"),
+        (ItemMasks((0, 2)), None),
     ],
 )
 def test_masks_of_gemma_4_are_held_against_transformers(masks: ItemMasks, told: str | None) -> None:

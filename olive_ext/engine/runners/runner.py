@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import Media, MediaItem, blocks
+from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import ALONE, UNLIMITED, Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.types import SourceKind, TensorSpec
 
@@ -51,21 +51,8 @@ class Traits:
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""
 
-    whole_items: frozenset[int] = frozenset()
-    """Placeholders of items whose tokens see each other: no step, and no shared prefix, parts such an item."""
-
-    longest_step: int = UNLIMITED
-    """Tokens of a step that the device computes rightly."""
-
-    def check_whole(self, media: Media) -> None:
-        """Raises `OliveExtError` for items that no step may part, and that have more tokens than a step."""
-        for block in blocks(media, self.whole_items):
-            num_tokens, item = block[-1].stop - block[0].start, block[0].item
-            if item.placeholder in self.whole_items and num_tokens > self.longest_step:
-                raise OliveExtError(
-                    f"the request has an {item.modality.value} of {num_tokens} tokens, which see each other and are "
-                    f"fed in one step; on this device a step has {self.longest_step}"
-                )
+    item_limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens a picture or a sound may have."""
 
 
 class Capacity(NamedTuple):
@@ -152,6 +139,22 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the model's memory."""
+
+
+def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
+    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
+    if source is None:
+        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
+    declared, shape = wanted.shape[1:], source.array.shape
+    is_features = source.array.dtype.kind == "f"
+    fits = len(shape) == len(declared) and all(
+        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
+    )
+    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
+        raise OliveExtError(
+            f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
+            f"of shape {list(declared)}"
+        )
 
 
 class OpenedRunner(NamedTuple):

@@ -5,10 +5,8 @@ So the prefix tree and the slots share what lies behind a picture by its content
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
 
-from olive_ext.engine.media import blocks
 from olive_ext.engine.requests import Request
 from olive_ext.errors import RunError
 
@@ -20,28 +18,23 @@ _LAST_ID = (1 << 31) - 1
 
 
 class MediaIds:
-    """The numbers of each item's tokens, given when it is first met. A runner puts the placeholders back.
-
-    Items that are fed in one step have numbers of their own together: each of them sees the others.
-    """
+    """The numbers of each item's tokens, given when it is first met. A runner puts the placeholders back."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
         self._next = FIRST_ID
 
-    def put(self, request: Request, whole: Container[int] = ()) -> Request:
-        """The request with its items' numbers in place of the placeholders. `whole`: as in `blocks`."""
+    def put(self, request: Request) -> Request:
+        """The request with its items' numbers in place of the placeholders."""
         if not request.media:
             return request
         tokens = list(request.tokens)
-        for block in blocks(request.media, whole):
-            start, stop = block[0].start, block[-1].stop
-            key = " ".join(run.item.key for run in block)
-            first = self._first.get(key)
+        for run in request.media:
+            first = self._first.get(run.item.key)
             if first is None:
-                first = self._first[key] = self._next
-                self._next += stop - start
+                first = self._first[run.item.key] = self._next
+                self._next += run.item.num_tokens
                 if self._next > _LAST_ID:
                     raise RunError("too many different pictures and sounds in one session: open the model again")
-            tokens[start:stop] = range(first, first + stop - start)
+            tokens[run.start : run.stop] = range(first, first + run.item.num_tokens)
         return replace(request, tokens=tuple(tokens))

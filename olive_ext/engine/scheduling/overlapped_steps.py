@@ -33,7 +33,8 @@ def following(planned: PlannedStep, chosen: Container[Sequence | None], capacity
     resident = [row.past + len(row.tokens) if fed else row.past for row, fed in zip(step.rows, before, strict=True)]
     pasts = [past if feeds else min(past, capacity - 1) for past, feeds in zip(resident, now, strict=True)]
     rows = [
-        Row(row.slot, past, UNKNOWN, False, row.source, row.media) for row, past in zip(step.rows, pasts, strict=True)
+        Row(row.slot, past, UNKNOWN, False, row.source, row.media if feeds else ())
+        for row, past, feeds in zip(step.rows, pasts, now, strict=True)
     ]
     readings = tuple([IDLE if sequence is None else sequence.decoding for sequence in now])
     targets = [(place, reading.reads[0].token) for place, reading in enumerate(readings) if reading.reads]

@@ -150,12 +150,11 @@ class Sequence:
     @cached_property
     def decoding(self) -> Reading:
         """Of a row that finds the next token alone. With a probe, of a token that the vocabulary has: the input's last
-        one that is text; rows to choose from are seen as a whole."""
+        one, for an item its placeholder; rows to choose from are seen as a whole."""
         assert self.answer is not None
-        place = self.num_input - 1
-        for run in reversed(self.media):
-            place = run.start - 1 if place < run.stop else place
-        probe = Read(int(self.tokens[place]) if place >= 0 else 0, self.answer, PROBE)
+        ends_with_item = self.media and self.media[-1].stop == self.num_input
+        last = self.media[-1].item.placeholder if ends_with_item else int(self.tokens[self.num_input - 1])
+        probe = Read(last, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:

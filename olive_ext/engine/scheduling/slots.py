@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.media import Media, whole_stop
+from olive_ext.engine.media import Media, border
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.step import Copy, Row
 
@@ -43,19 +43,16 @@ class Slots:
         keeps_wanted: bool = False,
         min_copy: int = MIN_COPY,
         row_group: int = 1,
-        whole_items: Container[int] = (),
     ) -> None:
         """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
         share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
-        must save. `row_group`: what is shared is a multiple of so many tokens. `whole_items`: the placeholders of items
-        that are shared as a whole or not at all."""
+        must save. `row_group`: what is shared is a multiple of so many tokens."""
         self.num_slots = num_slots
         self.min_copy = min_copy
         self._can_rewind = can_rewind
         self._has_blocks = has_blocks
         self._keeps_wanted = keeps_wanted
         self._row_group = row_group
-        self._whole_items = whole_items
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
         self._sources = [""] * num_slots
@@ -102,11 +99,9 @@ class Slots:
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared. `media`: the items among the tokens.
+        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part.
         """
-        shared = self._reusable(tokens[:limit], source)
-        if media:
-            shared = [whole_stop(media, -1, length, self._whole_items) for length in shared]
+        shared = self._reusable(tokens[:limit], source, media)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         oldest = self._oldest(wanted)
         kept = wanted if self._keeps_wanted else ()
@@ -172,13 +167,15 @@ class Slots:
         self._clock += 1
         self._used_at[slot] = self._clock
 
-    def _reusable(self, tokens: TokenArray, source: str) -> list[int]:
+    def _reusable(self, tokens: TokenArray, source: str, media: Media) -> list[int]:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
         differs_SP[:, -1] = True  # ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
         equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
         equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
+        if media:
+            equal = [border(media, length, self._row_group) for length in equal]
         if not self._can_rewind:
             equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
         return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]

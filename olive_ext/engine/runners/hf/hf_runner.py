@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import common_prefix
-from olive_ext.engine.runners.hf.fed_pictures import fed_row, picture_inputs, rotary_inputs
+from olive_ext.engine.requests import Source, common_prefix
+from olive_ext.engine.runners.hf.fed_items import fed_row, item_inputs, rotary_inputs
 from olive_ext.engine.runners.hf.hf_model import DEFAULT_LENGTH, context_length, is_croppable, load_model, new_cache
+from olive_ext.engine.runners.hf.source_states import SourceStates
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.trials import check_tree_batches
 from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
+from olive_ext.model.checkpoint import read_source
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.media_types import MediaSpec
 
@@ -65,13 +67,17 @@ class HfRunner(Runner):
         self._cache: Any = None
         self._cached: list[int] = []
         self._slot: list[int] = []
+        self._source: Source | None = None
+        source = read_source(model.config.to_dict())
+        self._encoder = SourceStates(model, *source) if source is not None else None
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None
         self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
         is_cut = self._is_croppable
-        super().__init__(Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches))
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size if has_tree_batches else 0
-        if has_tree_batches and (problem := check_tree_batches(self, vocab_size)):
+        kind, taken = source or (None, None)
+        traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches)
+        super().__init__(replace(traits, source_kind=kind, source=taken))
+        if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
             self.traits = replace(self.traits, tree_batches=False)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
@@ -80,6 +86,17 @@ class HfRunner(Runner):
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Allocates nothing: the caches grow as they are fed."""
         self.capacity = self.capacity._replace(cells=max(self.capacity.cells, cells))
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the configuration names."""
+        return int(self._model.config.get_text_config(decoder=True).vocab_size)
+
+    def check_source(self, source: Source | None) -> None:
+        if self._encoder is None:
+            super().check_source(source)
+        else:
+            self._encoder.check(source)
 
     def check_media(self, media: Media) -> None:
         taken = () if self._media is None else self._media.modalities
@@ -105,6 +122,8 @@ class HfRunner(Runner):
 
         self._forget()
         self._slot = []
+        if self._encoder is not None:
+            self._encoder.forget()
         self.capacity = self.capacity._replace(cells=0)
         torch.cuda.empty_cache()
 
@@ -117,6 +136,7 @@ class HfRunner(Runner):
             "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
             "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
             "tokens_replayed": self.tokens_replayed,
+            **({} if self._encoder is None else {"encoder_runs": self._encoder.num_runs}),
             "scoring_head": "torch",
             "scoring_head_reason": "log-probabilities of the picked rows in fp32",
         }
@@ -140,6 +160,9 @@ class HfRunner(Runner):
 
         (row,) = step.rows
         tokens = [*self._slot[: row.past], *row.tokens]
+        if row.source != self._source:
+            self._forget()
+            self._source = row.source
         fed = fed_row(tokens, self._go_back(tokens[: row.past]), row.media)
         if fed.runs:
             self._begin_anew()
@@ -148,15 +171,15 @@ class HfRunner(Runner):
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
-        given = picture_inputs(fed, self._parameters, device)
+        given: dict[str, Any] = item_inputs(fed, self._parameters, device)
+        given |= {} if self._encoder is None else self._encoder.inputs(row.source)
         given |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
         with torch.inference_mode():
             ids = torch.tensor([fed.ids], device=device)
-            logits_RV = self._model(input_ids=ids, **given, **cache, **keep).logits[0]
+            given |= {"input_ids" if self._encoder is None else "decoder_input_ids": ids}
+            logits_RV = self._model(**given, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cached = self._slot = tokens
-        if fed.stop > len(tokens):
-            self._cut(fed.stop - len(tokens))
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:

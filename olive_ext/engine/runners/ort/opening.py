@@ -22,7 +22,8 @@ from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.opener import Opener
-from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
+from olive_ext.engine.runners.ort.ort_parts import OrtParts, SharedPrefixKv
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.row_trials import find_row_mix
@@ -34,7 +35,7 @@ from olive_ext.engine.runners.trials import (
     fitting_chunk_size,
     with_buckets,
 )
-from olive_ext.engine.step import UNLIMITED, Batching, RowMix
+from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.attention_rewrites import with_full_length_kv
 from olive_ext.graph.attention_trial import AttentionTrial
@@ -112,10 +113,10 @@ def _runner(
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, opener.helper)
     kv = _kv_form(spec, device)(place)
-    chunk_size, limits = fitting_attention(model.chunk_size[0], device, spec, opener.helper)
-    if limits and spec.cross:
-        raise ProviderError(f"{limits[0]}, and an encoder takes its input whole: use another provider")
-    notes = [*spec.notes, *limits]
+    chunk_size, notes = fitting_attention(model.chunk_size[0], device, spec, opener.helper)
+    if notes and spec.cross:
+        raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
+    notes = [*spec.notes, *notes]
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
@@ -125,8 +126,6 @@ def _runner(
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
-    whole, longest = spec.item_masks.placeholders, chunk_size if limits else UNLIMITED
-    runner.traits = replace(runner.traits, whole_items=whole, longest_step=longest)
     if isinstance(kv, ReturnedKv):
         if parts.encoder is None:
             chunk_size = fitting_chunk_size(chunk_size, runner, notes)
