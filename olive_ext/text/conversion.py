@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError
+from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
     Asked,
@@ -111,10 +112,6 @@ def _windows(count: int, encoding: Encoding | None) -> str:
 def _generation(
     request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
 ) -> Generation:
-    if request.beams is not None and suppressed:
-        raise TaskError(
-            "the model's configuration has 'suppress_tokens', which a beam search does not keep: 'num_beams' must be 1"
-        )
     return Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
