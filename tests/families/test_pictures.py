@@ -250,19 +250,26 @@ def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_open
 
 
 @pytest.mark.exporters
-def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
-    """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
-    tells, but they are the same however the engine is set up."""
-    context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
-    asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
-    found = []
-    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 7}, {"scoring": "rows"}):
-        with _open("gemma4_seen", **engine) as session:
-            found.append([output.logprob for output in session.loglikelihood(asked)])
-            notes = session.describe_execution()["notes"]
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
-    assert found[2] == pytest.approx(found[0], abs=1e-5)
-    assert any("of an item see each other: each request is fed whole and alone" in note for note in notes)
-    media = resolve(ModelSettings(model=str(media_export("gemma4_seen")[0]))).media
-    assert media is not None
-    assert any("give other numbers behind pictures than transformers" in note for note in media.notes)
+def test_text_is_shared_and_batched_where_pictures_see_both_ways() -> None:
+    """A decoder in which a picture's tokens see each other does as any other with what has no picture."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    text = [
+        ScoringRequest(stem + words, target)
+        for stem in stems
+        for words in ("a", "the")
+        for target in (" wheel", " stone")
+    ]
+    alone = []
+    with _open("gemma4_seen", num_slots=1) as session:
+        for request in text:
+            alone.append(session.loglikelihood([request])[0].logprob)
+            session.release_memory()
+        notes = session.describe_execution()["notes"]
+    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
+    with _open("gemma4_seen", num_slots=3) as session:
+        found = [output.logprob for output in session.loglikelihood(text)]
+        counters = session.counters
+        assert session.describe_execution()["batching"] == "alike"
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
+    assert counters.steps < counters.tokens_fed / 4
