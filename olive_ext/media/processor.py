@@ -68,13 +68,14 @@ _KINDS = {Modality.IMAGE: "picture", Modality.AUDIO: "sound"}
 class MediaProcessor:
     """Makes items of pictures and sounds for one model. A processor is loaded when the first of its kind comes."""
 
-    def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
+    def __init__(self, spec: MediaSpec, files: ModelFiles, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
         self.spec = spec
         self._files = files
         self.kept_bytes = KEPT_BYTES
         self._known: dict[str, Extent] = {}
         self._kept: OrderedDict[str, Arrays] = OrderedDict()
-        self._sounds = SoundItems(files)
+        self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of

@@ -223,18 +223,19 @@ def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
 
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
     """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
-    files = model.files
+    files, asked = model.files, model.settings.engine.num_threads
+    num_threads = None if asked == "auto" else asked
     stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
     kind, source = traits.source_kind, traits.source
     encoding = None
     if kind is not None:
         start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
-        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        sound = SoundProcessor(files, source, num_threads) if takes_features and source is not None else None
         encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
     media = None
     if model.media is not None:
         seen = model.processor_files
-        media = read_markers(MediaProcessor(model.media, seen), seen, tokenizer)
+        media = read_markers(MediaProcessor(model.media, seen, num_threads), seen, tokenizer)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 
