@@ -130,8 +130,9 @@ class Encoder:
             ranks = [(value.element_type(), len(value.shape())) for value in rows[0].values.values()]
             tensors = [StackedTensor(elem_type, rank, rank - 2) for elem_type, rank in ranks]  # [.., positions, size]
             self._stacker = Stacker(self._open_graph, self._device, tensors)
+        most = max(lengths)
         parts = [
-            Part(tuple(row.values[name] for name in names), [0], [*range(length), *[0] * (max(lengths) - length)])
+            Part(tuple(row.values[name] for name in names), [0], [*range(length), *[0] * (most - length)], length == most)
             for row, length in zip(rows, lengths, strict=True)
         ]
         return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths))
