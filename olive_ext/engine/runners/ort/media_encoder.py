@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.kept import Kept
-from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
     Arrays,
@@ -78,13 +78,14 @@ class MediaEncoder:
         self._open_graph = open_graph
         self.kept: Kept[Tensors] = Kept(budget, _nbytes)
 
-    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
+    def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
+        """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
+        text.
 
         With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
         """
-        found = [self._rows(rows) for rows in wanted]
-        fed = sum(rows.stop - rows.first for rows in wanted)
+        found = [self.features(item) for item in wanted]
+        fed = sum(item.num_tokens for item in wanted)
         for place, tensor in enumerate(self.spec.features):
             self._bind(binding, tensor, [parts[place] for parts in found], fed, num_tokens)
 
@@ -132,12 +133,6 @@ class MediaEncoder:
         self.kept.clear()
         self._early.clear()
         self._batches.forget()
-
-    def _rows(self, rows: FeatureRows) -> Tensors:
-        features = self.features(rows.item)
-        if rows.stop - rows.first == rows.item.num_tokens:
-            return features
-        return self._picked(features, np.arange(rows.first, rows.stop))
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
         return tuple(self._pick.run({"x": value}, rows=rows) for value in features)

@@ -49,7 +49,7 @@ class Stacker:
         return Part(self._run(parts), range(rows), range(positions), is_whole=True)
 
     def _run(self, parts: Sequence[Part]) -> Values:
-        form = len(parts), all([part.is_whole for part in parts])
+        form = len(parts), all(part.is_whole for part in parts)
         if form not in self._sessions:
             self._sessions[form] = self._open_graph(stack_graph(self._tensors, form[0], is_whole=form[1]))
         session = self._sessions[form]
