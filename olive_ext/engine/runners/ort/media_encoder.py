@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -67,10 +68,12 @@ class MediaEncoder:
         shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
         batches: EncoderBatches | None = None,
+        bucket: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.spec = spec
         self._shapes = shapes or EncoderShapes(spec)
         self._batches = batches or EncoderBatches(spec)
+        self._bucket = bucket
         self._early: set[str] = set()
         self.counters = EncoderCounters()
         self._device = device
@@ -78,6 +81,7 @@ class MediaEncoder:
         self._open_graph = open_graph
         self.budget = budget
         self._kept: OrderedDict[str, Tensors] = OrderedDict()
+        self._picks: dict[int, FeatureGraph] = {}
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
         """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
@@ -120,7 +124,8 @@ class MediaEncoder:
         for item in items:
             count = 1
             while count <= self._batches.most(item):
-                self._encode([item] * count)
+                with self._bucket(f"{count} x {item.num_tokens} rows of the {self.spec.modality.value} encoder"):
+                    self._encode([item] * count)
                 count *= 2
         self._shapes.freeze()
 
@@ -145,7 +150,7 @@ class MediaEncoder:
         return self._picked(features, np.arange(rows.first, rows.stop))
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
-        return tuple(self._pick.run({"x": value}, rows=rows) for value in features)
+        return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)
 
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
@@ -249,9 +254,11 @@ class MediaEncoder:
     def _feed(self) -> Feed:
         return Feed(self._session, self._device, kept=1)
 
-    @cached_property
-    def _pick(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(pick_graph(self.spec.feature.elem_type)), self._device)
+    def _pick(self, rank: int) -> FeatureGraph:
+        if rank not in self._picks:
+            graph = pick_graph(self.spec.feature.elem_type, rank)
+            self._picks[rank] = FeatureGraph(self._open_graph(graph), self._device)
+        return self._picks[rank]
 
     @cached_property
     def _join(self) -> FeatureGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError, first_line
 from olive_ext.graph.tree_attention import BiasInput
+from olive_ext.model.compiled import Compiled
 from olive_ext.model.ort_session import reason_of
 from olive_ext.model.types import DecoderSpec, Device
 
@@ -64,6 +65,7 @@ and attention takes a single token with another kernel."""
 class OrtParts:
     """What some decoders need besides a session, a cache and a scoring head."""
 
+    compiled: Compiled
     embedding: Embedding | None = None
     encoder: Encoder | None = None
     adapters: Adapters | None = None
@@ -186,6 +188,7 @@ class OrtRunner(Runner):
             **(self._parts.encoder.describe() if self._parts.encoder is not None else {}),
             **(self._parts.embedding.describe() if self._parts.embedding is not None else {}),
             **(self._parts.capture.describe() if self._parts.capture is not None else {}),
+            **self._parts.compiled.describe(),
         }
 
     def close(self) -> None:
@@ -196,6 +199,10 @@ class OrtRunner(Runner):
             self._parts.encoder.close()
         if self._parts.embedding is not None:
             self._parts.embedding.close()
+        self._parts.compiled.close()
+
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        return self._parts.compiled.bucket(shape)
 
     def _shrink_arena(self) -> None:
         """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""
