@@ -49,6 +49,7 @@ FLOORS = {
         ["encoder_shapes", "encoder_batches", "encoder_arrays"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
+        ["ort_parts", "ort_failures"],
         ["ort_runner", "first_non_finite"],
         ["packing"],
         ["opener"],

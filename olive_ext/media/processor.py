@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import MediaItem, token_buckets
-from olive_ext.errors import MediaError, ModelError, TaskError, first_line
+from olive_ext.engine.media import ItemLimit, MediaItem, token_buckets
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
@@ -145,6 +145,19 @@ class MediaProcessor:
                 found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
         return found
 
+    def fixed_tokens(self, taken: MediaInput) -> int | None:
+        """Tokens of each item by config.json or the encoder's output, where all have as many."""
+        config = self._files.hf_config
+        counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
+        return next(iter(counts), taken.num_rows) if taken.modality is Modality.IMAGE else taken.num_rows
+
+    def check_fixed(self, limit: ItemLimit) -> None:
+        """Raises `ConfigError` where a setting allows no item of a modality."""
+        for taken in self.spec.inputs:
+            problem = limit.problem(taken.modality, self.fixed_tokens(taken) or 0)
+            if problem and limit.is_set:
+                raise ConfigError(problem)
+
     def processor_of(self, modality: Modality) -> tuple[Any, Path]:
         """transformers' processor of pictures or of sound, and its file. Raises `ModelError` where there is none."""
         return self._loaded if modality is Modality.IMAGE else (self._sounds.extractor, self._sounds.file)
@@ -186,16 +199,13 @@ class MediaProcessor:
             merge = int(getattr(self._loaded[0], "merge_size", 1))
             grid = (times, height // merge, width // merge)
             return Extent(times * (height // merge) * (width // merge), grid)
-        config = self._files.hf_config
-        counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
-        counts += [] if taken.num_rows is None else [taken.num_rows]
-        if not counts:
+        if (count := self.fixed_tokens(taken)) is None:
             raise ModelError(
                 f"how many tokens a picture takes is unknown: its processor does not return it, config.json has "
                 f"none of {', '.join(_FIXED)}, and no encoder declares it: put the original model's config.json into "
                 "the package"
             )
-        return Extent(counts[0])
+        return Extent(count)
 
 
 def arrays_key(arrays: Arrays) -> str:

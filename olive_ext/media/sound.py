@@ -6,6 +6,7 @@ Knows no model's text. Axes: N samples.
 from __future__ import annotations
 
 import io
+import logging
 import wave
 from collections.abc import Mapping
 from functools import cached_property
@@ -19,6 +20,8 @@ from olive_ext.errors import MediaError, first_line
 from olive_ext.media.pictures import named
 from olive_ext.media.processors import folders_of, load_feature_extractor
 from olive_ext.model.types import ModelFiles, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 Samples: TypeAlias = npt.NDArray[np.float32]
 Given: TypeAlias = Any
@@ -36,22 +39,42 @@ class SoundProcessor:
         self._files = files
         self._source = source
 
+    @property
+    def rate(self) -> int:
+        """Samples in a second."""
+        return int(self._extractor.sampling_rate)
+
+    @property
+    def seconds(self) -> float:
+        """Of a window."""
+        return float(self._extractor.n_samples) / self.rate
+
     def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
         """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
         longer than the encoder takes, and windows do not overlap. Raises `MediaError` for what cannot be read."""
-        samples_N = read_samples(given, int(self._extractor.sampling_rate))
+        samples_N = read_samples(given, self.rate)
         length = int(self._extractor.n_samples)
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
         return [self._features(part) for part in parts]
 
     def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
-        found = self._extractor(samples_N, sampling_rate=self._extractor.sampling_rate, return_tensors="np")
+        found = self._extractor(samples_N, sampling_rate=self.rate, return_tensors="np")
         features: npt.NDArray[np.float32] = np.asarray(found["input_features"][0], np.float32)
         return features
 
     @cached_property
     def _extractor(self) -> Any:
         return load_feature_extractor(folders_of(self._files), self._source)
+
+
+def tell_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
+    """Warns where a reference's extractor makes other features of a sound than the model's, which both are given."""
+    if reference is None or own is None:
+        return
+    noise_N = np.random.default_rng(0).normal(scale=0.1, size=8000).astype(np.float32)
+    theirs, ours = (one.windows((noise_N, one.rate))[0] for one in (reference, own))
+    if theirs.shape != ours.shape or not np.allclose(theirs, ours, atol=1e-4):
+        logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
 
 
 def read_samples(given: Given, wanted: int) -> Samples:

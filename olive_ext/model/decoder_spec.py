@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.model import attention, tensor_names
+from olive_ext.model import attention, checkpoint, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.media_spec import compared_ids
@@ -27,8 +27,6 @@ from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTenso
 logger = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
-_POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
-"""Keys of config.json for the most positions of a decoder."""
 
 
 def read_spec(
@@ -235,10 +233,9 @@ class _Reader:
         return declared
 
     def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
-        text_config = self._hf_config.get("text_config", self._hf_config)
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
-            "config.json": next((text_config[key] for key in _POSITIONS if text_config.get(key)), None),
+            "config.json": checkpoint.read_length(self._hf_config),
             "the rows of the rotary cache": attention.rotary_rows(self._graph),
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,

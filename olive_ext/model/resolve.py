@@ -15,8 +15,7 @@ from typing import Any
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
-from olive_ext.model import decisions
-from olive_ext.model.checkpoint_media import read_checkpoint_media, with_configs
+from olive_ext.model import checkpoint, decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
 from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS
@@ -156,15 +155,14 @@ class ResolvedModel:
 
     @cached_property
     def processor_files(self) -> ModelFiles:
-        """The files by which pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
-        return self.files if self.kind == "onnx" else with_configs(self.files)
+        """The files by which texts, pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
+        return self.files if self.kind == "onnx" else checkpoint.with_configs(self.files)
 
     @cached_property
     def media(self) -> MediaSpec | None:
-        """What a multimodal model takes besides text; None for other models. Encoders that are not understood are a
-        `problem` of pictures and sound alone."""
+        """What a multimodal model takes besides text; None for others. Encoders not understood are its `problem`."""
         if self.kind == "hf":
-            return read_checkpoint_media(self.processor_files.hf_config)
+            return checkpoint.read_media(self.processor_files.hf_config)
         companions = self.files.companions
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
         if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
@@ -176,17 +174,17 @@ class ResolvedModel:
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
         try:
             encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
-            return read_media(
-                self.spec, (embedding, read_embedding(embedding, self.spec.embeddings)), encoders, configs
-            )
+            taken = embedding, read_embedding(embedding, self.spec.embeddings)
+            return read_media(self.spec, taken, encoders, configs)
         except ModelError as error:
             return MediaSpec((), problem=str(error))
 
     @cached_property
     def source_kind(self) -> SourceKind | None:
         """What the encoder of an encoder-decoder takes; None for other models."""
-        encoder = self.files.companions.get("encoder")
-        if encoder is None:
+        if self.kind == "hf":
+            return (checkpoint.read_source(self.processor_files.hf_config) or (None,))[0]
+        if (encoder := self.files.companions.get("encoder")) is None:
             return None
         from olive_ext.model.encoder_spec import read_source_kind
 
@@ -200,6 +198,8 @@ class ResolvedModel:
     @cached_property
     def context_length(self) -> int | None:
         """The longest context in tokens; None where the model's files do not give it."""
+        if self.kind == "hf":
+            return self.settings.max_length or checkpoint.read_length(self.processor_files.hf_config)
         try:
             return self.spec.context_length
         except ModelError:

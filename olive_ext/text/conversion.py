@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError
+from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
     Asked,
@@ -88,7 +89,7 @@ def convert_generation(
     checker = StopChecker(tokenizer, request.stop)
     generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
     if len(sources) > 1 and request.num_return_sequences > 1:
-        raise MediaError(f"the sound has {len(sources)} windows: 'num_return_sequences' must be 1")
+        raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
 
     def output(results: Sequence[Result]) -> GenerationOutput:
         text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
@@ -102,13 +103,15 @@ def convert_generation(
     return Converted(requests, output, len(kept) < len(tokens))
 
 
+def _windows(count: int, encoding: Encoding | None) -> str:
+    assert encoding is not None
+    assert encoding.sound is not None
+    return f"the sound is longer than the {encoding.sound.seconds:g} s that the encoder takes, and has {count} windows"
+
+
 def _generation(
     request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
 ) -> Generation:
-    if request.beams is not None and suppressed:
-        raise TaskError(
-            "the model's configuration has 'suppress_tokens', which a beam search does not keep: 'num_beams' must be 1"
-        )
     return Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
@@ -172,7 +175,7 @@ def convert_scoring(
     request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
-        raise MediaError(f"the sound has {len(others) + 1} windows: a target can be scored behind one only")
+        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
     found: Media = ()
     if encoding is None:
         context, target, found = scoring_tokens(tokenizer, request, media)

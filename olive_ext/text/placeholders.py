@@ -6,10 +6,10 @@ Knows no pixels and no samples. A run of placeholders is never cut.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from olive_ext.engine.media import Media, MediaRun, moved
+from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
@@ -36,6 +36,8 @@ class MediaText:
     processor: MediaProcessor
     markers: Mapping[Modality, Marker]
     tokenizer: Tokenizer
+    limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens an item may have."""
 
     def marker_text(self, modality: Modality) -> str:
         """The text of the token that stands for an item in a prompt."""
@@ -45,8 +47,8 @@ class MediaText:
         """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
         are.
 
-        Raises `MediaError` for one that cannot be read, and where there are not as many markers as are given;
-        `TaskError` where the model takes none.
+        Raises `MediaError` for one that cannot be read or has too many tokens, and where there are not as many markers
+        as are given; `TaskError` where the model takes none.
         """
         given = {Modality.IMAGE: images, Modality.AUDIO: audio}
         for modality, name in _NAMES.items():
@@ -67,6 +69,7 @@ class MediaText:
                 continue
             modality = markers[token]
             marker, item = self.markers[modality], self.processor.item(modality, next(waiting[modality]))
+            self.limit.check(item)
             runs.append(MediaRun(len(found) + len(marker.before), item))
             found += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
         return found, tuple(runs)
@@ -80,9 +83,11 @@ class MediaText:
             )
 
 
-def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer) -> MediaText:
+def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
     """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
-    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor)."""
+    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
+    a setting that allows no item."""
+    processor.check_fixed(limit)
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
     markers = {}
     for found in processor.spec.inputs:
@@ -93,7 +98,7 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
             token = begin if kind.startswith("gemma3") else found.placeholder
             marker = Marker(token, (*newlines, begin), (end, *newlines))
         markers[found.modality] = marker
-    return MediaText(processor, markers, tokenizer)
+    return MediaText(processor, markers, tokenizer, limit)
 
 
 _AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}

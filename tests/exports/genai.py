@@ -6,6 +6,7 @@ Run as `python -m tests.exports.genai ARGUMENTS` it is the builder's command wit
 from __future__ import annotations
 
 import runpy
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ from tests.exports.text import TEXT
 BUILDER = "onnxruntime_genai.models.builder"
 CALIBRATION = "onnxruntime_genai.models.quantization.kv_cache_calibration"
 _FLAT_ROPE = ("gemma3_text",)
+
+
+def whisper_export() -> Path:
+    """The export of Whisper with the file that names the decoder's first token, which it leaves out."""
+    export, original = genai_export("whisper", "0.18.0"), hf_model("whisper")
+
+    def made(folder: Path) -> None:
+        shutil.copytree(export, folder, dirs_exist_ok=True)
+        shutil.copy(original / "generation_config.json", folder)
+
+    return once("whisper-genai", [export.name, original.name], made)
 
 
 def genai_export(

@@ -288,7 +288,7 @@ def test_evaluation_beside_a_reference_says_the_same_in_both_modes(tmp_path: Pat
     assert resident == pytest.approx(recorded, rel=1e-3, abs=1e-6)
     for task in ("tiny_choice", "tiny_generate", "all"):
         assert resident[task, "kl_mean", "none"] > 1e-4
-    with pytest.raises(TaskError, match="an encoder-decoder has no likelihood of a text alone"):
+    with pytest.raises(TaskError, match="scores whole texts: an encoder-decoder has no likelihood of these"):
         told("recorded", "tiny_rolling")
 
 

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.config import ModelSettings
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
@@ -25,7 +26,7 @@ from olive_ext.model.media_types import Modality
 from olive_ext.model.types import Device
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.exports.media import MEDIA_FAMILIES, media_export
+from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, picture
 
 IN_DEFAULT_RUN = {"qwen2_5_vl"}
@@ -72,11 +73,13 @@ def _expected(family: str) -> list[list[float]]:
     return [_reference(family).score(*one) for one in _asked(family)]
 
 
-@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 5, "rows"), (3, 64, "rows"), (2, 64, "branches")])
+@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 0, "rows"), (3, 128, "rows"), (2, 0, "branches")])
 def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, chunk_size: int, scoring: str) -> None:
+    """A chunk of 0 tokens is one of the largest item's: each item has a chunk, and text what is left around it."""
     if scoring == "branches" and family == "qwen3_5":
         pytest.skip("states cannot be scored in tree batches")
     requests = [ScoringRequest(context, target, images=images) for context, target, images in _asked(family)]
+    chunk_size = chunk_size or max(map(_reference(family).num_tokens, PICTURES))
     with _open(family, num_slots=num_slots, chunk_size=chunk_size, scoring=scoring) as session:
         found = session.loglikelihood(requests)
         execution, counters = session.describe_execution(), session.counters
@@ -87,12 +90,13 @@ def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, c
 
 
 def test_greedy_answers_are_transformers(family: str) -> None:
+    """Some prompts end with the picture, and are asked twice."""
     reference, marker = _reference(family), MEDIA_FAMILIES[family].marker
-    text = f"Ann sees the {marker} and"
-    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for one in PICTURES]
+    asked = [(text, one) for text in (f"Ann sees the {marker} and", marker, marker) for one in PICTURES]
+    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for text, one in asked]
     with _open(family, num_slots=3) as session:
         outputs = session.generate([*requests, GenerationRequest("Ann sees the", max_new_tokens=12)])
-    for one, output in zip(PICTURES, outputs, strict=False):
+    for (text, one), output in zip(asked, outputs, strict=False):
         assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
 
@@ -185,6 +189,32 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
             session.loglikelihood([request])
 
 
+@pytest.mark.slow
+def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
+    (name,) = IN_DEFAULT_RUN
+    largest = max(map(_reference(name).num_tokens, PICTURES))
+    asked = [ScoringRequest(MEDIA_FAMILIES[name].marker, " stone", images=[one]) for one in PICTURES]
+    answered: list[int] = []
+    with _open(name, chunk_size=largest - 1) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
+    too_large = [place for place, one in enumerate(PICTURES) if _reference(name).num_tokens(one) == largest]
+    words = f"an image takes {largest} tokens and is fed in one step: 'engine.chunk_size' = {largest - 1} allows fewer"
+    assert sorted(caught.value.lost) == too_large
+    assert all(words in reason for reason in caught.value.lost.values())
+    assert sorted([*answered, *too_large]) == list(range(len(PICTURES)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"chunk_size": 15}, {"chunk_size": 15, "strict_shapes": True}])
+def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_opened(engine: dict[str, object]) -> None:
+    path = plain_encoder_export("f32", "webgpu")
+    words = "an image takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
+    with pytest.raises(ConfigError, match=words):
+        olive_ext.open(path, execution_provider="cpu", engine=engine)
+    config = {"model": {"path": str(path)}, "tasks": ["a"], "engine": engine, "execution_provider": "cpu"}
+    assert words in "\n".join(check_model(EvaluationConfig.parse(config)).problems)
+
+
 @pytest.mark.exporters
 def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
     """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
@@ -192,7 +222,7 @@ def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
     context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
     asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
     found = []
-    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 5}, {"scoring": "rows"}):
+    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 7}, {"scoring": "rows"}):
         with _open("gemma4_seen", **engine) as session:
             found.append([output.logprob for output in session.loglikelihood(asked)])
             notes = session.describe_execution()["notes"]

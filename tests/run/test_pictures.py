@@ -80,7 +80,7 @@ def test_export_is_compared_with_its_checkpoint_which_runs_on_transformers(mode:
     assert report.comparison is not None
     assert report.comparison.flips == ()
     note = report.comparison.reference["export"]
-    assert note == "runs on transformers, not exported: an export would take its text only"
+    assert note == "runs on transformers, not exported: only what takes text alone is"
 
 
 def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(package: Path, tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.hf.hf_runner import HfRunner
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, named_ort_failures
+from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError
@@ -188,7 +190,7 @@ def vocab_size_of(runner: Runner) -> int:
     """Tokens that the model has logits for, found by a step of one token that is resident afterwards; behind an encoder
     of features, of which there are none to try, the number in the graph or its configuration."""
     kind = runner.traits.source_kind
-    if isinstance(runner, OrtRunner) and kind is SourceKind.FEATURES:
+    if isinstance(runner, OrtRunner | HfRunner) and kind is SourceKind.FEATURES:
         return runner.vocab_size
     runner.reserve(1)
     source = Source(np.zeros(1, np.int64)) if kind is not None else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
@@ -51,6 +51,9 @@ class Traits:
 
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""
+
+    item_limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens a picture or a sound may have."""
 
 
 class Capacity(NamedTuple):
@@ -141,6 +144,22 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the model's memory."""
+
+
+def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
+    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
+    if source is None:
+        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
+    declared, shape = wanted.shape[1:], source.array.shape
+    is_features = source.array.dtype.kind == "f"
+    fits = len(shape) == len(declared) and all(
+        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
+    )
+    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
+        raise OliveExtError(
+            f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
+            f"of shape {list(declared)}"
+        )
 
 
 class OpenedRunner(NamedTuple):

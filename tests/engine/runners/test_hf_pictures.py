@@ -15,7 +15,7 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.errors import OliveExtError, RecordsError, TaskError
-from olive_ext.model.checkpoint_media import read_checkpoint_media, with_configs
+from olive_ext.model.checkpoint import read_media, with_configs
 from olive_ext.model.locate import locate_hf
 from olive_ext.model.media_types import Modality
 from olive_ext.session import Session
@@ -66,7 +66,7 @@ def test_scores_and_answers_are_those_of_whole_passes(family: str) -> None:
     reference = _reference(family)
     text = f"Ann sees the {MEDIA_FAMILIES[family].marker} and"
     expected = [reference.score(*one) for one in _asked(family)]
-    for chunk_size in (5, 64):  # the shorter one ends within pictures
+    for chunk_size in (max(map(reference.num_tokens, PICTURES)), 128):
         with _open(family, chunk_size=chunk_size) as session:
             found = session.loglikelihood(_requests(family))
             outputs = session.generate([GenerationRequest(text, max_new_tokens=8, images=[one]) for one in PICTURES])
@@ -157,7 +157,7 @@ def test_configurations_of_a_checkpoint_on_the_hub_are_the_users_own_copy(tmp_pa
     (kept / "refs" / "main").write_text("abc", encoding="utf-8")
     files = with_configs(locate_hf("some/model"), tmp_path)
     assert files.directory == kept / "snapshots" / "abc"
-    media = read_checkpoint_media(files.hf_config)
+    media = read_media(files.hf_config)
     assert media is not None
     assert media.modalities == (Modality.IMAGE,)
     assert with_configs(locate_hf("some/other"), tmp_path) == locate_hf("some/other")

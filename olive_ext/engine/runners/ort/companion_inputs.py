@@ -19,11 +19,12 @@ import onnxruntime as ort
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
-from olive_ext.errors import ModelError, OliveExtError
+from olive_ext.engine.runners.runner import refuse_other_source
+from olive_ext.errors import ModelError
 from olive_ext.graph.standalone_graphs import StackedTensor
 from olive_ext.model.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.types import TensorSpec
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """numpy's type for the ONNX element types that features may have."""
@@ -81,20 +82,7 @@ class Encoder:
 
     def check(self, source: Source | None) -> None:
         """Raises `OliveExtError` for a source that the graph does not take."""
-        kind = self._spec.kind
-        if source is None:
-            raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
-        declared = self._spec.source.shape[1:]
-        shape = source.array.shape
-        is_features = source.array.dtype.kind == "f"
-        fits = len(shape) == len(declared) and all(
-            size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
-        )
-        if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
-            raise OliveExtError(
-                f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
-                f"of shape {list(declared)}"
-            )
+        refuse_other_source(source, self._spec.kind, self._spec.source)
 
     def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
         """Binds what the decoder takes of each row's source; computes it unless it is kept."""

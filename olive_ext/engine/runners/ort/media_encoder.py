@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
     Arrays,
@@ -83,13 +83,14 @@ class MediaEncoder:
         self._kept: OrderedDict[str, Tensors] = OrderedDict()
         self._picks: dict[int, FeatureGraph] = {}
 
-    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
+    def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
+        """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
+        text.
 
         With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
         """
-        found = [self._rows(rows) for rows in wanted]
-        fed = sum(rows.stop - rows.first for rows in wanted)
+        found = [self.features(item) for item in wanted]
+        fed = sum(item.num_tokens for item in wanted)
         for place, tensor in enumerate(self.spec.features):
             self._bind(binding, tensor, [parts[place] for parts in found], fed, num_tokens)
 
@@ -142,12 +143,6 @@ class MediaEncoder:
     @property
     def _num_bytes(self) -> int:
         return sum(_nbytes(value) for features in self._kept.values() for value in features)
-
-    def _rows(self, rows: FeatureRows) -> Tensors:
-        features = self.features(rows.item)
-        if rows.stop - rows.first == rows.item.num_tokens:
-            return features
-        return self._picked(features, np.arange(rows.first, rows.stop))
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
         return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)

@@ -1,4 +1,5 @@
-"""What a row with pictures is fed on transformers: all that is before its last picture, in one pass with their pixels.
+"""What a row with pictures or sounds is fed on transformers: all that is before its last one, in one pass with the
+arrays of all.
 
 There features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
 picture's tokens see each other, which no pass behind a cache does. Knows no cache.
@@ -8,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from olive_ext.engine.media import Media, rotary_positions
+from olive_ext.model.media_types import Modality
 
 if TYPE_CHECKING:
     import torch
 
 _TYPES = ("token_type_ids", "mm_token_type_ids")
-"""Names of the input that tells a picture's tokens (1) from text (0), in the models that take it."""
+"""Names of the input that tells the tokens of pictures and sounds from text (0), in the models that take it."""
+
+_TYPE_IDS = {Modality.IMAGE: 1, Modality.AUDIO: 3}
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class FedRow:
     begin: int
     ids: list[int]
     runs: Media
-    """The pictures among `ids`, whole."""
+    """The pictures and sounds among `ids`, whole."""
 
     @property
     def stop(self) -> int:
@@ -37,8 +43,8 @@ class FedRow:
 
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """What is fed for `tokens`, of which `held` are in the cache. Where one of the others is a picture's, that is all
-    from the first token on, and to the end of the last picture, which may be behind the last token."""
+    """What is fed for `tokens`, of which `held` are in the cache: where one of the others is a picture's or a sound's,
+    all from the first token on."""
     begun = tuple(run for run in media if run.start < len(tokens))
     if not begun or begun[-1].stop <= held:
         return FedRow(held, list(tokens[held:]), ())
@@ -48,23 +54,31 @@ def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
     return FedRow(0, ids, begun)
 
 
-def picture_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[str, torch.Tensor]:
-    """The processor's arrays of the row's pictures that the model takes by name (`accepted`), joined, and the types of
-    its tokens."""
+def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[str, torch.Tensor]:
+    """The processor's arrays of the row's pictures and sounds that the model takes by name (`accepted`), joined, and
+    the types of its tokens."""
     import torch
 
     if not row.runs:
         return {}
-    loaded = [run.item.load() for run in row.runs]
-    found = {
-        name: torch.from_numpy(np.concatenate([arrays[name] for arrays in loaded])).to(device)
-        for name in loaded[0]
-        if name in accepted
-    }
+    loaded: dict[str, list[npt.NDArray[Any]]] = {}
+    for name, array in chain.from_iterable(run.item.load().items() for run in row.runs):
+        loaded.setdefault(name, []).append(array)
+    found = {name: torch.from_numpy(_joined(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
     types_S = torch.zeros((1, len(row.ids)), dtype=torch.long, device=device)
     for run in row.runs:
-        types_S[:, run.start : run.stop] = 1
+        types_S[:, run.start : run.stop] = _TYPE_IDS[run.item.modality]
     return {**found, **{name: types_S for name in _TYPES if name in accepted}}
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One behind the other, filled up with zeros where sounds are of other lengths, which masks hide."""
+    sizes = np.max([array.shape[1:] for array in arrays], axis=0).astype(int) if arrays[0].ndim > 1 else ()
+    filled = [
+        np.pad(array, [(0, 0), *((0, size - own) for size, own in zip(sizes, array.shape[1:], strict=True))])
+        for array in arrays
+    ]
+    return np.concatenate(filled)
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
