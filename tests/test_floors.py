@@ -90,6 +90,7 @@ DOORS = {
         "olive_ext.model.attention",
         "olive_ext.model.encoder_spec",
         "olive_ext.model.outline",
+        "olive_ext.model.item_masks",
         "olive_ext.model.media_faults",
         "olive_ext.model.media_spec",
     ],

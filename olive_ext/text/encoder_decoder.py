@@ -16,7 +16,7 @@ from olive_ext.text.placeholders import with_media
 from olive_ext.text.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput
 from olive_ext.text.tokenizer import Tokenizer
 
-NO_SOUND = "the request gives sound; this model takes none"
+NO_SOUND = "the request gives a sound; this model takes none"
 
 Asked = TypeVar("Asked", GenerationRequest, ScoringRequest)
 

@@ -33,12 +33,10 @@ from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
-from olive_ext.model.media_types import MediaEncoderSpec, Modality
+from olive_ext.model.media_types import WORDS, MediaEncoderSpec
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
 Tensors = tuple[ort.OrtValue, ...]
-
-_COUNTED = {Modality.IMAGE: "image", Modality.AUDIO: "sound"}
 
 FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
@@ -108,7 +106,7 @@ class MediaEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name, counters = _COUNTED[self.spec.modality], self.counters
+        name, counters = WORDS[self.spec.modality].counted, self.counters
         return {
             f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
