@@ -82,8 +82,9 @@ FEATURES = "y"
 """The output of `pick_graph`, `join_graph` and `fold_graph`."""
 
 
-def pick_graph(elem_type: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last count rows."""
+def pick_graph(elem_type: int, rank: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows. Providers that compile
+    take an input without a rank for a scalar."""
     shape = helper.make_tensor("all_rows", TensorProto.INT64, [1], [-1])
     nodes = [
         helper.make_node("Shape", ["x"], ["width"], start=-1),
@@ -91,7 +92,8 @@ def pick_graph(elem_type: int) -> bytes:
         helper.make_node("Reshape", ["x", "shape"], ["flat"]),
         helper.make_node("Gather", ["flat", "rows"], [FEATURES], axis=0),
     ]
-    inputs = [_value("x", elem_type, None), _value("rows", TensorProto.INT64, ["N"])]
+    axes: list[str | int | None] = [*(f"R{axis}" for axis in range(rank - 1)), "H"]
+    inputs = [_value("x", elem_type, axes), _value("rows", TensorProto.INT64, ["N"])]
     outputs = [_value(FEATURES, elem_type, ["N", "H"])]
     return _serialized(helper.make_graph(nodes, "pick", inputs, outputs, [shape]))
 

@@ -6,6 +6,7 @@ Knows no prompt and no processor. Axes: N rows of features, H size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -65,16 +66,19 @@ class MediaEncoder:
         shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
         batches: EncoderBatches | None = None,
+        bucket: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.spec = spec
         self._shapes = shapes or EncoderShapes(spec)
         self._batches = batches or EncoderBatches(spec)
+        self._bucket = bucket
         self._early: set[str] = set()
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
         self._open_graph = open_graph
         self.kept: Kept[Tensors] = Kept(budget, _nbytes)
+        self._picks: dict[int, FeatureGraph] = {}
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
         """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
@@ -118,7 +122,8 @@ class MediaEncoder:
         for item in items:
             count = 1
             while count <= self._batches.most(item):
-                self._encode([item] * count)
+                with self._bucket(f"{count} x {item.num_tokens} rows of the {self.spec.modality.value} encoder"):
+                    self._encode([item] * count)
                 count *= 2
         self._shapes.freeze()
 
@@ -133,7 +138,7 @@ class MediaEncoder:
         self._batches.forget()
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
-        return tuple(self._pick.run({"x": value}, rows=rows) for value in features)
+        return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)
 
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
@@ -233,9 +238,11 @@ class MediaEncoder:
     def _feed(self) -> Feed:
         return Feed(self._session, self._device, kept=1)
 
-    @cached_property
-    def _pick(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(pick_graph(self.spec.feature.elem_type)), self._device)
+    def _pick(self, rank: int) -> FeatureGraph:
+        if rank not in self._picks:
+            graph = pick_graph(self.spec.feature.elem_type, rank)
+            self._picks[rank] = FeatureGraph(self._open_graph(graph), self._device)
+        return self._picks[rank]
 
     @cached_property
     def _join(self) -> FeatureGraph:
