@@ -42,10 +42,14 @@ class FeatureGraphs:
         self._elem_type = elem_type
         self._device = device
         self._open_graph = open_graph
+        self._picks: dict[int, FeatureGraph] = {}
 
     def picked(self, features: ort.OrtValue, rows_N: Array) -> ort.OrtValue:
         """Rows `rows_N` of `features`, whose axes before the last count rows: [N, H]."""
-        return self._pick.run({"x": features}, rows=rows_N)
+        rank = len(features.shape())
+        if rank not in self._picks:
+            self._picks[rank] = FeatureGraph(self._open_graph(pick_graph(self._elem_type, rank)), self._device)
+        return self._picks[rank].run({"x": features}, rows=rows_N)
 
     def joined(self, parts: Sequence[ort.OrtValue]) -> ort.OrtValue:
         """The rows of all parts, one behind the other: [N, H]."""
@@ -54,10 +58,6 @@ class FeatureGraphs:
             pairs = zip(parts[::2], parts[1::2], strict=False)
             parts = [self._join.run({"a": left, "b": right}) for left, right in pairs] + parts[len(parts) & ~1 :]
         return parts[0]
-
-    @cached_property
-    def _pick(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(pick_graph(self._elem_type)), self._device)
 
     @cached_property
     def _join(self) -> FeatureGraph:

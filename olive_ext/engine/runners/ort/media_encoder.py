@@ -5,8 +5,8 @@ Knows no prompt and no processor. Axes: N rows of features, H size.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.kept import Kept
 from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
@@ -65,17 +66,18 @@ class MediaEncoder:
         shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
         batches: EncoderBatches | None = None,
+        bucket: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.spec = spec
         self._shapes = shapes or EncoderShapes(spec)
         self._batches = batches or EncoderBatches(spec)
+        self._bucket = bucket
         self._early: set[str] = set()
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
         self._graphs = FeatureGraphs(spec.feature.elem_type, device, open_graph)
-        self.budget = budget
-        self._kept: OrderedDict[str, Tensors] = OrderedDict()
+        self.kept: Kept[Tensors] = Kept(budget, _nbytes)
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
         """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
@@ -105,7 +107,7 @@ class MediaEncoder:
             f"{name}_encoder_runs": counters.runs,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
-            f"{name}_feature_bytes": self._num_bytes,
+            f"{name}_feature_bytes": self.kept.num_bytes,
             **{f"{name}s_{how}": why for how, why in self._batches.problems.items() if why},
             **self._shapes.describe(),
         }
@@ -114,45 +116,39 @@ class MediaEncoder:
         """Runs the encoder on items of every shape that is expected; a shape met later is late."""
         for item in items:
             for count in self._batches.counts(item):
-                self._encode([item] * count)
+                with self._bucket(f"{count} x {item.num_tokens} rows of the {self.spec.modality.value} encoder"):
+                    self._encode([item] * count)
         ordered = sorted(items, key=lambda item: item.num_tokens)
-        for bucket in self._shapes.shared_buckets(ordered, self._batches.max_rows):
-            if not self._batches.problem:
+        most = 0 if self._batches.problem else self._batches.max_rows
+        for bucket in self._shapes.shared_buckets(ordered, most):
+            with self._bucket(f"{bucket.tokens} rows of several {self.spec.modality.value}s"):
                 self._encode(ordered[:1], bucket)
         self._shapes.freeze()
 
     def expect(self, items: Iterable[MediaItem]) -> None:
         """Items that requests which wait will want: they may be encoded together."""
-        self._batches.expect(item for item in items if item.key not in self._kept)
+        self._batches.expect(item for item in items if item.key not in self.kept)
 
     def close(self) -> None:
         """Releases the features."""
-        self._kept.clear()
+        self.kept.clear()
         self._early.clear()
         self._batches.forget()
 
-    @property
-    def _num_bytes(self) -> int:
-        return sum(_nbytes(value) for features in self._kept.values() for value in features)
-
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
-        features = self._kept.get(item.key)
+        features = self.kept.get(item.key)
         if features is not None:
-            self._kept.move_to_end(item.key)
             self.counters.hits += item.key not in self._early
             self._early.discard(item.key)
             return features
         found = self._encode(self._batches.take(item))
         self.counters.encoded += len(found)
         self.counters.runs += 1
-        self._kept.update((one.key, value) for one, value in reversed(found))
+        for one, features in reversed(found):
+            self.counters.evicted += self.kept.put(one.key, features)
         self._early.update(one.key for one, _ in found[1:])
-        features = found[0][1]
-        while len(self._kept) > 1 and self._num_bytes > self.budget:
-            self._kept.popitem(last=False)
-            self.counters.evicted += 1
-        return features
+        return found[0][1]
 
     def _encode(self, items: Sequence[MediaItem], bucket: Bucket | None = None) -> list[tuple[MediaItem, Tensors]]:
         """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
@@ -248,5 +244,5 @@ class MediaEncoder:
         return Feed(self._session, self._device, kept=1)
 
 
-def _nbytes(value: ort.OrtValue) -> int:
-    return int(prod(value.shape())) * ITEM_BYTES[value.element_type()]
+def _nbytes(features: Tensors) -> int:
+    return sum(prod(value.shape()) * ITEM_BYTES[value.element_type()] for value in features)
