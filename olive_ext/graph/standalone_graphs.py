@@ -29,9 +29,9 @@ class StackedTensor(NamedTuple):
     position_axis: int | None
 
 
-def stack_graph(tensors: Sequence[StackedTensor], num_parts: int) -> bytes:
+def stack_graph(tensors: Sequence[StackedTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
-    `positions_<part>`[L]."""
+    `positions_<part>`[L]; all of them as they are where the parts are whole."""
     inputs, outputs, nodes, indices = [], [], [], set()
     for i, (elem_type, rank, position_axis) in enumerate(tensors):
         parts = []
@@ -39,7 +39,7 @@ def stack_graph(tensors: Sequence[StackedTensor], num_parts: int) -> bytes:
             value = f"x{i}_{part}"
             inputs.append(_value(value, elem_type, [None] * rank))
             for name, axis in (("rows", 0), ("positions", position_axis)):
-                if axis is not None:
+                if axis is not None and not is_whole:
                     index, taken = f"{name}_{part}", f"{value}_{name}"
                     nodes.append(helper.make_node("Gather", [value, index], [taken], axis=axis))
                     indices.add(index)

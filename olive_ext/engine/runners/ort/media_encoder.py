@@ -5,7 +5,6 @@ Knows no prompt and no processor. Axes: N rows of features, H size.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.kept import Kept
 from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
@@ -77,8 +77,7 @@ class MediaEncoder:
         self._device = device
         self._open_session = open_session
         self._open_graph = open_graph
-        self.budget = budget
-        self._kept: OrderedDict[str, Tensors] = OrderedDict()
+        self.kept: Kept[Tensors] = Kept(budget, _nbytes)
         self._picks: dict[int, FeatureGraph] = {}
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
@@ -113,7 +112,7 @@ class MediaEncoder:
             f"{name}_encoder_runs": counters.runs,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
-            f"{name}_feature_bytes": self._num_bytes,
+            f"{name}_feature_bytes": self.kept.num_bytes,
             **({f"{name}s_one_by_one": self._batches.problem} if self._batches.problem else {}),
             **self._shapes.describe(),
         }
@@ -130,39 +129,31 @@ class MediaEncoder:
 
     def expect(self, items: Iterable[MediaItem]) -> None:
         """Items that requests which wait will want: they may be encoded together."""
-        self._batches.expect(item for item in items if item.key not in self._kept)
+        self._batches.expect(item for item in items if item.key not in self.kept)
 
     def close(self) -> None:
         """Releases the features."""
-        self._kept.clear()
+        self.kept.clear()
         self._early.clear()
         self._batches.forget()
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(_nbytes(value) for features in self._kept.values() for value in features)
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
         return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)
 
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
-        features = self._kept.get(item.key)
+        features = self.kept.get(item.key)
         if features is not None:
-            self._kept.move_to_end(item.key)
             self.counters.hits += item.key not in self._early
             self._early.discard(item.key)
             return features
         found = self._encode(self._batches.take(item))
         self.counters.encoded += len(found)
         self.counters.runs += 1
-        self._kept.update((one.key, value) for one, value in reversed(found))
+        for one, features in reversed(found):
+            self.counters.evicted += self.kept.put(one.key, features)
         self._early.update(one.key for one, _ in found[1:])
-        features = found[0][1]
-        while len(self._kept) > 1 and self._num_bytes > self.budget:
-            self._kept.popitem(last=False)
-            self.counters.evicted += 1
-        return features
+        return found[0][1]
 
     def _encode(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Tensors]]:
         """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
@@ -281,5 +272,5 @@ def _pairs(parts: Sequence[ort.OrtValue]) -> list[tuple[ort.OrtValue, ort.OrtVal
     return list(zip(parts[::2], parts[1::2], strict=False))
 
 
-def _nbytes(value: ort.OrtValue) -> int:
-    return int(prod(value.shape())) * ITEM_BYTES[value.element_type()]
+def _nbytes(features: Tensors) -> int:
+    return sum(prod(value.shape()) * ITEM_BYTES[value.element_type()] for value in features)
