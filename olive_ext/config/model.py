@@ -92,7 +92,7 @@ class EngineConfig(Strict):
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
     head, and the log-probabilities computed on the device. "untouched" opens the file as it is and computes them in a
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
-    length in both."""
+    length, and a total length that is the first row's becomes that of all rows, in both."""
 
     adapters: list[str] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
