@@ -132,7 +132,7 @@ class Compiled:
                 place.touch()
                 self._kept += 1
                 return session
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW) as scratch:
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW, ignore_cleanup_errors=True) as scratch:
             written = make_own_folder(Path(scratch, "compiled"))
             entries = {"enable": "1", "embed_mode": "0", "file_path": str(written / _GRAPH)}
             try:
