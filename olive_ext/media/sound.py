@@ -95,7 +95,7 @@ def read_samples(given: Given, wanted: int) -> Samples:
     """Samples of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
     samples_N, rate = read_sound(given)
     if rate != wanted:
-        raise MediaError(f"{named(given, 'sound')} has {rate} samples a second; this model takes {wanted}: resample it")
+        raise MediaError(f"{named(given, 'sound')} has {rate:g} samples a second; this model takes {wanted}: resample it")
     return samples_N
 
 
@@ -105,7 +105,7 @@ def read_sound(given: Given) -> tuple[Samples, float]:
     shown = named(given, "sound")
     pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        array, rate = _numbers(pair[0], shown), pair[1]
+        array, rate = _numbers(pair[0], shown), float(pair[1])
     elif isinstance(given, FILES):
         array, rate = _read_wave(given)
     else:
