@@ -95,7 +95,8 @@ def read_samples(given: Given, wanted: int) -> Samples:
     """Samples of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
     samples_N, rate = read_sound(given)
     if rate != wanted:
-        raise MediaError(f"{named(given, 'sound')} has {rate:g} samples a second; this model takes {wanted}: resample it")
+        shown = named(given, "sound")
+        raise MediaError(f"{shown} has {rate:g} samples a second; this model takes {wanted}: resample it")
     return samples_N
 
 
