@@ -126,9 +126,10 @@ class Opener:
         is_alike = providers == self.model.providers
         there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
         is_strict = self.model.settings.engine.strict_shapes
-        shapes = EncoderShapes(spec, is_bucketed=self.model.warms(spec), is_strict=is_strict)
+        is_bucketed = self.model.warms(spec)
+        shapes = EncoderShapes(spec, is_bucketed=is_bucketed, is_strict=is_strict)
         place = device if is_alike else there.model.device
-        batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place))
+        batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
         sessions = partial(there.media, spec), there.helper
         return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket)
 
