@@ -19,6 +19,7 @@ from olive_ext.backends.lm_eval_patches import (
     environment_read_once,
     quiet_bars,
 )
+from olive_ext.backends.shot_media import media_of_shots
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
@@ -47,6 +48,7 @@ def run_tasks(
         named_failures("the evaluation stopped"),
         compiled_templates(),
         checked_documents(),
+        media_of_shots(),
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),

@@ -73,7 +73,7 @@ class ItemLimit:
         """What is wrong with an item of so many tokens; empty where nothing is."""
         if self.tokens is None or num_tokens <= self.tokens:
             return ""
-        return f"an {modality.value} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+        return f"a {modality.word} takes {num_tokens} tokens and is fed in one step: {self.reason}"
 
     def check(self, item: MediaItem) -> None:
         """Raises `MediaError` for an item of more tokens."""

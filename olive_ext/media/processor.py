@@ -59,10 +59,7 @@ class ItemArrays:
         return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemArrays, (None, self.modality, self.key, sendable(self.given, _KINDS[self.modality]))
-
-
-_KINDS = {Modality.IMAGE: "picture", Modality.AUDIO: "sound"}
+        return ItemArrays, (None, self.modality, self.key, sendable(self.given, self.modality.word))
 
 
 class MediaProcessor:
@@ -81,8 +78,8 @@ class MediaProcessor:
         which the model takes none."""
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
-            names = ", ".join(found.value for found in self.spec.modalities)
-            raise TaskError(f"the request has an {modality.value}; this model takes {names}")
+            names = " and ".join(f"{found.word}s" for found in self.spec.modalities)
+            raise TaskError(f"the request has a {modality.word}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
         if content not in self._known:
@@ -106,7 +103,7 @@ class MediaProcessor:
         found = self.item(item.modality, item.load.given)
         if found.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{named(item.load.given, _KINDS[item.modality])} takes {item.num_tokens} tokens by the model's "
+                f"{named(item.load.given, item.modality.word)} takes {item.num_tokens} tokens by the model's "
                 f"processor and {found.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return found
@@ -117,7 +114,7 @@ class MediaProcessor:
             return kept
         arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
-            shown = named(given, _KINDS[modality])
+            shown = named(given, modality.word)
             raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
         return self._keep(key, arrays)
 

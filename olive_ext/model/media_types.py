@@ -18,6 +18,11 @@ class Modality(str, Enum):
     IMAGE = "image"
     AUDIO = "audio"
 
+    @property
+    def word(self) -> str:
+        """What a user calls one."""
+        return "picture" if self is Modality.IMAGE else "sound"
+
 
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""

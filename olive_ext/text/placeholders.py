@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
-from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.media_types import Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
-
-_NAMES = {Modality.IMAGE: "a picture", Modality.AUDIO: "sound"}
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,10 @@ class MediaText:
         as are given; `TaskError` where the model takes none.
         """
         given = {Modality.IMAGE: images, Modality.AUDIO: audio}
-        for modality, name in _NAMES.items():
+        for modality in Modality:
             if given[modality] and modality not in self.markers:
-                problem = self.processor.spec.problem
-                raise TaskError(f"the request gives {name}; this model takes none{f': {problem}' if problem else ''}")
+                problem, items = self.processor.spec.problem, counted(len(given[modality]), modality.word)
+                raise TaskError(f"the request gives {items}; this model takes none{f': {problem}' if problem else ''}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
             return tokens, ()
@@ -76,10 +74,9 @@ class MediaText:
 
     def _check_count(self, places: int, given: int, modality: Modality) -> None:
         if places != given:
-            name = modality.value
             raise MediaError(
-                f"the request gives {given} {name}{'s' * (given != 1)}, and its prompt has {places} of the marker "
-                f"'{self.marker_text(modality)}'"
+                f"the request gives {counted(given, modality.word)}, and its prompt has {places} of the marker "
+                f"'{self.marker_text(modality)}': give one for each {modality.word}"
             )
 
 
@@ -124,8 +121,8 @@ def cut_media(media: Media, begin: int, length: int) -> Media:
     if media and media[0].start < begin:
         taken = sum(run.item.num_tokens for run in media)
         raise MediaError(
-            f"{length} tokens, {taken} of them of {len(media)} pictures or sounds, are {begin} too many for the model "
-            "(max_length), and pictures are not cut: give fewer or smaller ones"
+            f"{length} tokens, {taken} of them of {counted(len(media), 'picture or sound', 'pictures or sounds')}, are "
+            f"{begin} too many for the model (max_length), and pictures are not cut: give fewer or smaller ones"
         )
     return moved(media, -begin) if begin else media
 
@@ -159,7 +156,9 @@ def _filled(held: Sequence[Any], given: Sequence[Any], name: str) -> list[Any]:
     """What the messages hold, with those given in the open places; all that are given where the messages have none."""
     num_open = sum(item is None for item in held)
     if num_open != len(given) and (held or name == "picture"):
-        raise MediaError(f"the messages leave {num_open} of {len(held)} {name}s open, and {len(given)} are given")
+        parts = counted(len(held), f"part for a {name}", f"parts for {name}s")
+        found = f"the messages have {parts}, {num_open} of them without one"
+        raise MediaError(f"{found}, and the request gives {counted(len(given), name)} beside them")
     rest = iter(given)
     return [next(rest) if item is None else item for item in held] if held else list(given)
 

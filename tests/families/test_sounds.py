@@ -162,8 +162,8 @@ def test_picture_and_sound_share_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("context", "given", "error"),
     [
-        ("{marker}", [], "gives 0 audios, and its prompt has 1 of the marker"),
-        ("plain", SOUNDS[:1], "gives 1 audio, and its prompt has 0"),
+        ("{marker}", [], "gives 0 sounds, and its prompt has 1 of the marker"),
+        ("plain", SOUNDS[:1], "gives 1 sound, and its prompt has 0"),
         ("{marker}", [(np.zeros(0, np.float32), 16000)], "has no samples"),
         ("{marker}", [(np.zeros(800, np.float32), 8000)], "8000 samples a second; this model takes 16000"),
         ("{marker}", [sound(0, 50 * 16000)], "cut"),

@@ -87,7 +87,7 @@ def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: 
 
 
 def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="the request has an audio; this model takes image"):
+    with pytest.raises(TaskError, match="the request has a sound; this model takes pictures"):
         _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
 
 

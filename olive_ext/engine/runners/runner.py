@@ -111,7 +111,7 @@ class Runner(ABC):
     def check_media(self, media: Media) -> None:
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
         if media:
-            raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
+            raise OliveExtError(f"the request has a {media[0].item.modality.word}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
         """The pictures and sounds of a request that is admitted: those of several may be encoded together."""

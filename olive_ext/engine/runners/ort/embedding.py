@@ -48,8 +48,8 @@ class Embedding:
         """Raises `OliveExtError` for items that there is no encoder of."""
         for run in media:
             if run.item.modality not in self._encoders:
-                taken = ", ".join(modality.value for modality in self._encoders) or "text only"
-                raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
+                taken = " and ".join(f"{modality.word}s" for modality in self._encoders) or "text only"
+                raise OliveExtError(f"the request has a {run.item.modality.word}; this model's encoders take {taken}")
 
     def expect(self, media: Media) -> None:
         """The items of a request that waits."""

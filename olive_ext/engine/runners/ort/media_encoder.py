@@ -30,7 +30,7 @@ from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches, whole
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.errors import OliveExtError, RunError, first_line
+from olive_ext.errors import OliveExtError, RunError, counted, first_line
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
 from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
@@ -179,8 +179,8 @@ class MediaEncoder:
         real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
         if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for {len(items)} "
-                f"{items[0].modality.value}{'s' if others else ''} with {num_rows} placeholders by the processor: they "
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for "
+                f"{counted(len(items), items[0].modality.word)} with {num_rows} placeholders by the processor: they "
                 "belong to different models or settings"
             )
         size = items[0].num_tokens
