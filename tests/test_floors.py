@@ -32,7 +32,7 @@ FLOORS = {
         ["cli"],
     ],
     "olive_ext.engine": [
-        ["media"],
+        ["kept", "media"],
         ["requests"],
         ["step"],
         ["runners.runner", "halves"],
@@ -46,7 +46,8 @@ FLOORS = {
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement", "candidates"],
-        ["encoder_shapes", "encoder_batches", "encoder_arrays"],
+        ["encoder_arrays", "encoder_shapes"],
+        ["encoder_batches", "feature_graphs"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
         ["ort_parts", "ort_failures"],
@@ -90,6 +91,7 @@ DOORS = {
         "olive_ext.model.attention",
         "olive_ext.model.encoder_spec",
         "olive_ext.model.outline",
+        "olive_ext.model.item_masks",
         "olive_ext.model.media_faults",
         "olive_ext.model.media_spec",
     ],

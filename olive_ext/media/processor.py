@@ -7,7 +7,6 @@ Knows no prompt and no session.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import ItemLimit, MediaItem, token_buckets
+from olive_ext.engine.kept import Kept
+from olive_ext.engine.media import ItemLimit, MediaItem, token_bucket, token_buckets
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
-from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
+from olive_ext.model.media_types import WORDS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -59,34 +59,37 @@ class ItemArrays:
         return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemArrays, (None, self.modality, self.key, sendable(self.given, self.modality.word))
+        return ItemArrays, (None, self.modality, self.key, sendable(self.given, WORDS[self.modality].kind))
 
 
 class MediaProcessor:
     """Makes items of pictures and sounds for one model. A processor is loaded when the first of its kind comes."""
 
-    def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
+    def __init__(self, spec: MediaSpec, files: ModelFiles, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
         self.spec = spec
         self._files = files
-        self.kept_bytes = KEPT_BYTES
+        self.kept: Kept[Arrays] = Kept(KEPT_BYTES, _nbytes)
         self._known: dict[str, Extent] = {}
-        self._kept: OrderedDict[str, Arrays] = OrderedDict()
-        self._sounds = SoundItems(files)
+        self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
-            names = " and ".join(f"{found.word}s" for found in self.spec.modalities)
-            raise TaskError(f"the request has a {modality.word}; this model takes {names}")
+            names = " and ".join(f"{WORDS[found].kind}s" for found in self.spec.modalities)
+            raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
         if content not in self._known:
             arrays = self._prepare(modality, read)
             extent = self._extent(arrays, taken)
+            if extent.num_tokens < 1:
+                kind = WORDS[modality].kind
+                raise MediaError(f"{named(given, kind)} is too small: the model's processor makes no token of it")
             self._known[content] = replace(extent, key=arrays_key(arrays))
-            self._keep(self._known[content].key, arrays)
+            self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, given)
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid)
@@ -103,20 +106,21 @@ class MediaProcessor:
         found = self.item(item.modality, item.load.given)
         if found.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{named(item.load.given, item.modality.word)} takes {item.num_tokens} tokens by the model's "
+                f"{named(item.load.given, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
                 f"processor and {found.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return found
 
     def load(self, modality: Modality, key: str, given: Given) -> Arrays:
         """The arrays of the item of that key. Raises `TaskError` where `given` holds another one by now."""
-        if (kept := self._kept.get(key)) is not None:
+        if (kept := self.kept.get(key)) is not None:
             return kept
         arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
-            shown = named(given, modality.word)
+            shown = named(given, WORDS[modality].kind)
             raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
-        return self._keep(key, arrays)
+        self.kept.put(key, arrays)
+        return arrays
 
     def dummies(self, most: int) -> list[MediaItem]:
         """Pictures and sounds of every shape that an encoder can meet with up to `most` tokens."""
@@ -135,10 +139,13 @@ class MediaProcessor:
         processor, _ = self._loaded
         side = int(processor.patch_size) * int(processor.merge_size)
         smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]
-        for bucket in token_buckets(min(most, largest // side**2)):
-            height = isqrt(bucket - 1)
-            width = (bucket - 1) // height
-            if smallest <= height * width * side**2 <= largest:
+        most = min(most, largest // side**2)
+        for bucket in token_buckets(most):
+            size = min(bucket - 1, most)
+            heights = range(isqrt(size), 0, -1)
+            height = next(height for height in heights if token_bucket(size // height * height) == bucket)
+            width = size // height
+            if smallest <= height * width * side**2:
                 found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
         return found
 
@@ -167,12 +174,6 @@ class MediaProcessor:
 
     def _read(self, modality: Modality, given: Given) -> Any:
         return read_picture(given) if modality is Modality.IMAGE else self._sounds.read(given)
-
-    def _keep(self, key: str, arrays: Arrays) -> Arrays:
-        self._kept[key] = arrays
-        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > self.kept_bytes:
-            self._kept.popitem(last=False)
-        return arrays
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)

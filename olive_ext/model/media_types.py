@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from olive_ext.errors import ModelError
 from olive_ext.model.types import GraphFiles, TensorSpec
@@ -18,11 +19,15 @@ class Modality(str, Enum):
     IMAGE = "image"
     AUDIO = "audio"
 
-    @property
-    def word(self) -> str:
-        """What a user calls one."""
-        return "picture" if self is Modality.IMAGE else "sound"
 
+class Words(NamedTuple):
+    """How a modality's items are called: `kind` in messages, `counted` in the names of counters."""
+
+    kind: str
+    counted: str
+
+
+WORDS = {Modality.IMAGE: Words("picture", "image"), Modality.AUDIO: Words("sound", "sound")}
 
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""
@@ -33,13 +38,13 @@ PLACEHOLDER_KEYS = {
 }
 """Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
 
-_WORDS = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
+_PARTS_OF_NAMES = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
 """Parts of the names of a graph's inputs."""
 
 
 def modalities_of(name: str) -> list[Modality]:
     """What an input is for, as far as its name tells."""
-    return [modality for modality, words in _WORDS.items() if any(word in name.lower() for word in words)]
+    return [modality for modality, parts in _PARTS_OF_NAMES.items() if any(part in name.lower() for part in parts)]
 
 
 def modality_of(feature: str) -> Modality:
@@ -101,11 +106,19 @@ class MediaEncoderSpec(MediaInput):
     def one_by_one(self) -> str:
         """Why it takes one item a run, as far as its interface tells; empty where several may be tried."""
         for tensor in self.inputs:
-            if "grid" in tensor.name:
-                return f"'{tensor.name}': patches of pictures of any size are one row"
             if isinstance(tensor.shape[0], int):
                 return f"'{tensor.name}' {list(tensor.shape)} has room for {tensor.shape[0]}"
-        return "" if self.real_rows is None else f"'{self.real_rows.name}' tells the rows of one"
+        return ""
+
+    @property
+    def grid(self) -> str | None:
+        """The input with a row for each picture, whose patches lie one behind the other; None where there is none."""
+        return next((tensor.name for tensor in self.inputs if "grid" in tensor.name), None)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an input tells what of an item is padding."""
+        return any("mask" in tensor.name for tensor in self.inputs)
 
     @property
     def num_rows(self) -> int | None:

@@ -101,6 +101,16 @@ def test_greedy_answers_are_transformers(family: str) -> None:
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
 
 
+@pytest.mark.slow
+def test_prompt_that_ends_with_a_picture_is_answered() -> None:
+    """No token stands behind LLaVA's placeholders."""
+    reference, prompts = _reference("llava_clip"), ["<image>", "Ann sees the <image>"]
+    with _open("llava_clip", num_slots=2, chunk_size=17) as session:
+        outputs = session.generate([GenerationRequest(text, max_new_tokens=6, images=PICTURES[:1]) for text in prompts])
+    for text, output in zip(prompts, outputs, strict=True):
+        assert reference.continues(reference.ids(text, PICTURES[:1]), PICTURES[:1], output.tokens, 6)
+
+
 def test_text_opens_no_encoder(family: str, tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(media_export(family)[0], package)
@@ -194,6 +204,42 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
 
 
 @pytest.mark.slow
+def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> None:
+    """The embedding graph would read features in its place, and none are there."""
+    name = next(iter(IN_DEFAULT_RUN))
+    marker = MEDIA_FAMILIES[name].marker
+    error = r"request 1 has no answer: a text holds '<\|image_pad\|>' .* reads a picture"
+    good = ScoringRequest("Ann sees", " blue stone")
+    with _open(name) as session:
+        for images in ([], PICTURES[:1]):
+            bad = ScoringRequest(f"Ann {marker * len(images)} sees", f" the {marker} here", images=images)
+            with pytest.raises(LostRequestsError, match=error):
+                session.loglikelihood([good, bad])
+        with pytest.raises(LostRequestsError, match=error):
+            session.loglikelihood_rolling(["Ann sees", f"Ann sees the {marker} here"])
+
+
+@pytest.mark.exporters
+def test_rows_behind_a_shorter_first_one_are_answered_in_place() -> None:
+    """mobius' Gemma 4 for WebGPU takes the first row's length for that of all."""
+    package, _ = media_export("gemma4_vl", "f32", "webgpu")
+    asked = [GenerationRequest(list(range(20, 20 + length)), max_new_tokens=4) for length in (5, 60, 33, 7)]
+    answers = []
+    for num_slots in (1, 3):
+        with olive_ext.open(package, execution_provider="cpu", engine={"num_slots": num_slots}) as session:
+            answers.append([output.tokens for output in session.generate(asked)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.exporters
+def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
+    with _open("gemma3") as session:
+        for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", PICTURES[:1])):
+            with pytest.raises(LostRequestsError, match="holds '<image_soft_token>'"):
+                session.loglikelihood([ScoringRequest(context, " stone", images=images)])
+
+
+@pytest.mark.slow
 def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
     (name,) = IN_DEFAULT_RUN
     largest = max(map(_reference(name).num_tokens, PICTURES))
@@ -220,19 +266,26 @@ def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_open
 
 
 @pytest.mark.exporters
-def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
-    """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
-    tells, but they are the same however the engine is set up."""
-    context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
-    asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
-    found = []
-    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 7}, {"scoring": "rows"}):
-        with _open("gemma4_seen", **engine) as session:
-            found.append([output.logprob for output in session.loglikelihood(asked)])
-            notes = session.describe_execution()["notes"]
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
-    assert found[2] == pytest.approx(found[0], abs=1e-5)
-    assert any("of an item see each other: each request is fed whole and alone" in note for note in notes)
-    media = resolve(ModelSettings(model=str(media_export("gemma4_seen")[0]))).media
-    assert media is not None
-    assert any("give other numbers behind pictures than transformers" in note for note in media.notes)
+def test_text_is_shared_and_batched_where_pictures_see_both_ways() -> None:
+    """A decoder in which a picture's tokens see each other does as any other with what has no picture."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    text = [
+        ScoringRequest(stem + words, target)
+        for stem in stems
+        for words in ("a", "the")
+        for target in (" wheel", " stone")
+    ]
+    alone = []
+    with _open("gemma4_seen", num_slots=1) as session:
+        for request in text:
+            alone.append(session.loglikelihood([request])[0].logprob)
+            session.release_memory()
+        notes = session.describe_execution()["notes"]
+    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
+    with _open("gemma4_seen", num_slots=3) as session:
+        found = [output.logprob for output in session.loglikelihood(text)]
+        counters = session.counters
+        assert session.describe_execution()["batching"] == "alike"
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
+    assert counters.steps < counters.tokens_fed / 4

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.engine.media import token_bucket, token_buckets
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.processors import load_image_processor
@@ -74,8 +75,8 @@ def test_file_that_holds_another_picture_by_now_is_refused(tmp_path: Path) -> No
 
 
 def test_picture_that_the_processor_refuses_is_told_with_its_size(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"a picture of 1000 x 1 pixels is refused: .*aspect ratio"):
-        _processor(tmp_path, QWEN).item(Modality.IMAGE, picture(0, 1000, 1))
+    with pytest.raises(TaskError, match=r"a picture of 6 x 5 pixels is refused: .*mean"):
+        _processor(tmp_path, {**QWEN, "image_mean": [0.5, 0.5]}).item(Modality.IMAGE, picture(0, 6, 5))
 
 
 def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: Path) -> None:
@@ -84,6 +85,14 @@ def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: 
     assert item.num_tokens == 16
     with pytest.raises(ModelError, match=r"how many tokens a picture takes is unknown.*put the original model's"):
         _processor(tmp_path, siglip).item(Modality.IMAGE, picture(0, 9, 9))
+
+
+@pytest.mark.parametrize("most", [1, 7, 8, 13, 33, 47, 64, 100])
+def test_dummies_are_of_every_bucket_that_a_picture_can_be_in(tmp_path: Path, most: int) -> None:
+    processor = _processor(tmp_path, {**QWEN, "size": {"shortest_edge": 256, "longest_edge": 64 * 256}})
+    items = processor.dummies(most)
+    assert {token_bucket(item.num_tokens) for item in items} == set(token_buckets(min(most, 64)))
+    assert all(item.num_tokens <= most for item in items)
 
 
 def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:

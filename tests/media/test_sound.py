@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy.io import wavfile
+from transformers import WhisperFeatureExtractor
 
 from olive_ext.errors import ModelError, TaskError
+from olive_ext.media.processors import torch_threads
 from olive_ext.media.sound import SoundProcessor, read_sound
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -41,10 +45,34 @@ def test_wave_files_of_all_widths_are_read(tmp_path: Path) -> None:
         assert rate == RATE
     assert read_sound(_wav(np.array([128, 192, 64], np.uint8), 1))[0].tolist() == [0, 0.5, -0.5]
     assert read_sound(_wav(np.array([0, 2**30], np.int32), 4))[0].tolist() == [0, 0.5]
+    assert read_sound(_wav(np.array([0, 0, 0, 0, 0, 0x40, 0, 0, 0xC0], np.uint8), 3))[0].tolist() == [0, 0.5, -0.5]
+    for dtype in (np.float32, np.float64):
+        file = io.BytesIO()
+        wavfile.write(file, RATE, np.array([0, 0.5, -0.5], dtype))
+        assert read_sound(file.getvalue())[0].tolist() == [0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.array([128, 192, 64], np.uint8),
+        np.array([0, 2**14, -(2**14)], np.int16),
+        np.array([0, 2**30, -(2**30)], np.int32),
+        np.array([0, 0.5, -0.5]),
+        [0, 0.5, -0.5],
+    ],
+    ids=lambda samples: getattr(samples, "dtype", "list"),
+)
+def test_arrays_of_whole_numbers_are_scaled_as_in_a_file(samples: Any) -> None:
+    for given in ((samples, RATE), (samples, float(RATE)), {"array": samples, "sampling_rate": RATE}):
+        assert read_sound(given)[0].tolist() == [0, 0.5, -0.5]
 
 
 def test_channels_are_averaged() -> None:
     assert read_sound(_wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
+    stereo = np.array([[0, 1, 0, 0.5], [0.5, 0, 0, 0.5]])
+    for given in (stereo, stereo.T):  # torchaudio's order of axes, and soundfile's
+        assert read_sound((given, RATE))[0].tolist() == [0.25, 0.5, 0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +82,16 @@ def test_channels_are_averaged() -> None:
         (([0.0, np.nan], RATE), "holds NaN or infinity"),
         ({"array": [np.inf], "sampling_rate": RATE}, "holds NaN or infinity"),
         (b"RIFF....", "cannot be read as a WAV file"),
-        (_wav(np.zeros(9, np.uint8), 3), "cannot be read as a WAV file"),
+        (_wav(np.zeros(900, np.int16))[:700], "cannot be read as a WAV file: Reached EOF prematurely"),
+        (_wav(np.zeros(900, np.int16))[:30], "cannot be read as a WAV file"),
+        (([[0.0], [0.0, 1.0]], RATE), "a sound is no array of samples"),
+        ((["a", "b"], RATE), "a sound has samples of the type <U1: give floats, or uint8, int16, int32"),
+        ((np.zeros(9, np.complex64), RATE), "of the type complex64"),
+        ((np.zeros(9, np.int64), RATE), "of the type int64"),
+        ((None, RATE), "of the type object"),
+        ({"bytes": b"", "path": "a.wav"}, "a dict is no sound: give"),
         ("/nowhere.wav", "the sound '/nowhere.wav' cannot be read"),
-        ({"array": [0.0]}, "a tuple is no sound"),
+        ({"array": [0.0]}, "a dict is no sound"),
         (np.zeros(4), "a ndarray is no sound"),
     ],
 )
@@ -84,3 +119,34 @@ def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -
     (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelError, match="makes 128 mels; the encoder takes 'audio_features'"):
         _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_short_sound_has_the_bits_of_one_that_is_padded_to_30_seconds(tmp_path: Path, mels: int) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=mels)
+    processor = _processor(tmp_path, TensorSpec("audio_features", 1, ("batch", mels, 3000)))
+    rng = np.random.default_rng(0)
+    lengths = (1, 159, 160, 161, 200, 400, 30_319, 30_320, 30_321, 48_123, 460_399, 479_600, 479_840, 479_999, 480_000)
+    for length in lengths:
+        noise = rng.normal(scale=0.1, size=length).astype(np.float32)
+        for samples in (noise, np.clip(100 * noise, -1, 1), 1e-6 * noise, 0 * noise):
+            (features,) = processor.windows((samples, RATE))
+            whole = extractor(samples, sampling_rate=RATE, return_tensors="np")["input_features"][0]
+            np.testing.assert_array_equal(features, whole, err_msg=str(length))
+
+
+def test_extractor_that_adds_noise_is_given_all_of_the_padding(tmp_path: Path) -> None:
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "dither": 0.001}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    (features,) = _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+    assert features.shape == (80, 3000)
+    assert len(np.unique(features, axis=1).T) == 3000
+
+
+def test_torch_has_the_threads_that_are_asked_for_and_its_own_again() -> None:
+    kept = torch.get_num_threads()
+    with torch_threads(kept + 1):
+        assert torch.get_num_threads() == kept + 1
+    with torch_threads(None):
+        assert torch.get_num_threads() == kept
+    assert torch.get_num_threads() == kept

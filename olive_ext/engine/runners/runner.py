@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
+from olive_ext.model.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
 
 
@@ -111,7 +113,8 @@ class Runner(ABC):
     def check_media(self, media: Media) -> None:
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
         if media:
-            raise OliveExtError(f"the request has a {media[0].item.modality.word}, but this model takes text only")
+            kind = WORDS[media[0].item.modality].kind
+            raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
         """The pictures and sounds of a request that is admitted: those of several may be encoded together."""
@@ -126,6 +129,10 @@ class Runner(ABC):
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs encoders beforehand on `items` of every shape that is expected. A runner of text alone has none."""
         assert not items
+
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        """Logs what running a shape for the first time costs, named `shape`, where that is known."""
+        return nullcontext()
 
     @abstractmethod
     def release_memory(self) -> None:

@@ -150,12 +150,10 @@ class Sequence:
 
     @cached_property
     def decoding(self) -> Reading:
-        """Of a row that finds the next token alone. With a probe, of a token that the vocabulary has: the input's last
-        one, for an item its placeholder; rows to choose from are seen as a whole."""
+        """Of a row that finds the next token alone. With a probe, of a token that every vocabulary has (the input's may
+        be numbers of a picture); rows to choose from are seen as a whole."""
         assert self.answer is not None
-        ends_with_item = self.media and self.media[-1].stop == self.num_input
-        last = self.media[-1].item.placeholder if ends_with_item else int(self.tokens[self.num_input - 1])
-        probe = Read(last, self.answer, PROBE)
+        probe = Read(0, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
