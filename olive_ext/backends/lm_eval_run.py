@@ -46,9 +46,7 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
-        compiled_templates(),
-        checked_documents(),
-        media_of_shots(),
+        built_requests(),
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
@@ -75,6 +73,13 @@ def run_tasks(
             template = lm.chat_template(True)  # empty where a server applies it, so that it is not known
             results["chat_template_sha"] = hash_string(template) if template else None
     return results
+
+
+@contextmanager
+def built_requests() -> Iterator[None]:
+    """lm-eval makes requests of documents: fast, of checked ones, and with the pictures and sounds of examples."""
+    with compiled_templates(), checked_documents(), media_of_shots():
+        yield
 
 
 @contextmanager
