@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from olive_ext.engine.opening import item_limit
 from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
 from olive_ext.media import MediaProcessor
 from olive_ext.model import ResolvedModel
@@ -15,7 +16,7 @@ from olive_ext.model.media_types import MediaEncoderSpec
 
 def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
     """Adds what is known, and what the export computes otherwise than its original. Raises `ModelError` for an encoder
-    without a processor."""
+    without a processor, and `ConfigError` for settings that allow no item."""
     media = model.media
     if media is None:
         return
@@ -24,6 +25,9 @@ def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
     processors = MediaProcessor(media, model.files)
     for encoder in media.encoders:
         _add_encoder(model, encoder, processors, add)
+    limit = item_limit(model, model.chunk_size[0])
+    processors.check_fixed(limit)
+    add("tokens of an item", limit.tokens or "any number", limit.reason)
     if media.encoders:
         add("positions", "time, height, width" if media.has_rotary_grid else "one number for each token")
         add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from olive_ext.engine.media import border, chunk_end
 from olive_ext.engine.step import NO_CANDIDATES, Batching, Candidates, Row, Step, StepOutput
 
 
 def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
+    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split: a token, or an
+    item alone."""
     if step.first_cell is None and len(step.rows) > 1:
         return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
     half = step.num_tokens // 2
@@ -20,7 +22,15 @@ def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
     while half >= len(step.rows[place].tokens):
         half -= len(step.rows[place].tokens)
         place += 1
-    return _cut(step, place, half)
+    row = step.rows[place]
+    end = row.past + len(row.tokens)
+    half = border(row.media, row.past + half) - row.past
+    if place or half:
+        return _cut(step, place, half)
+    half = min(chunk_end(row.media, row.past, row.past + 1), end) - row.past
+    if half < len(row.tokens):
+        return _cut(step, 0, half)
+    return _cut(step, 1, 0) if len(step.rows) > 1 else None
 
 
 def joined(first: StepOutput, second: StepOutput) -> StepOutput:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.errors import MediaError
 from olive_ext.model.media_types import Modality
 
 Array = npt.NDArray[Any]
@@ -58,12 +59,31 @@ Media = tuple[MediaRun, ...]
 
 
 @dataclass(frozen=True)
-class FeatureRows:
-    """Rows `first` to `stop` of an item's features: those that a step needs of it."""
+class ItemLimit:
+    """The most tokens of an item, which is fed in one step: None where steps grow with it."""
 
-    item: MediaItem
-    first: int
-    stop: int
+    tokens: int | None = None
+    reason: str = ""
+    """Which setting or device it comes from, and how it is raised."""
+
+    is_set: bool = False
+    """Whether a setting says so: then a model all of whose items have more is refused when it is opened."""
+
+    def problem(self, modality: Modality, num_tokens: int) -> str:
+        """What is wrong with an item of so many tokens; empty where nothing is."""
+        if self.tokens is None or num_tokens <= self.tokens:
+            return ""
+        return f"an {modality.value} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+
+    def check(self, item: MediaItem) -> None:
+        """Raises `MediaError` for an item of more tokens."""
+        if problem := self.problem(item.modality, item.num_tokens):
+            raise MediaError(problem)
+
+    def both(self, other: ItemLimit) -> ItemLimit:
+        """The lower one."""
+        limits = [limit for limit in (self, other) if limit.tokens is not None]
+        return min(limits, key=lambda limit: limit.tokens or 0, default=self)
 
 
 def token_bucket(num_tokens: int) -> int:
@@ -97,14 +117,29 @@ def moved(media: Media, distance: int) -> Media:
     return tuple(replace(run, start=run.start + distance) for run in media)
 
 
-def rows_within(media: Media, first: int, stop: int) -> list[tuple[int, FeatureRows]]:
-    """(position, rows of features) for each item of which placeholders lie at positions `first` to `stop`."""
-    found = []
-    for run in media:
-        begin, end = max(first, run.start), min(stop, run.stop)
-        if begin < end:
-            found.append((begin, FeatureRows(run.item, begin - run.start, end - run.start)))
+def runs_within(media: Media, first: int, stop: int) -> list[MediaRun]:
+    """The items at positions `first` to `stop`, neither of which is within one."""
+    found = [run for run in media if run.start < stop and first < run.stop]
+    assert all(first <= run.start and run.stop <= stop for run in found), "a step cuts an item"
     return found
+
+
+def border(media: Media, position: int, group: int = 1) -> int:
+    """The last position up to `position`, a multiple of `group`, that is not within an item."""
+    position -= position % group
+    for run in reversed(media):
+        if run.start < position < run.stop:
+            position = run.start - run.start % group
+    return position
+
+
+def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
+    """Where a chunk from `start` to `stop` ends that cuts no item: before the one that it would cut, or behind it where
+    it begins with that. A multiple of `group` where there is one."""
+    for end in (border(media, stop, group), border(media, stop)):
+        if end > start:
+            return end
+    return next(run.stop for run in media if run.start == start)
 
 
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.media import Media
 from olive_ext.errors import OliveExtError
+from olive_ext.model.generation_config import Suppressed
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
 TokenArray = npt.NDArray[np.int32]
@@ -55,18 +56,6 @@ class Beams:
 
 
 @dataclass(frozen=True)
-class Suppressed:
-    """Tokens that are never generated (`everywhere`), or not as the first (`at_first`): as transformers does with
-    Whisper's `suppress_tokens` and `begin_suppress_tokens`."""
-
-    everywhere: tuple[int, ...] = ()
-    at_first: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.everywhere or self.at_first)
-
-
-@dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
@@ -82,15 +71,15 @@ class Generation:
     """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
 
     suppressed: Suppressed = field(default_factory=Suppressed)
-    """Not together with `beams`."""
+    """The model's own: its runner rules these tokens out."""
 
     beams: Beams | None = None
     """None follows one sequence."""
 
     @property
     def needs_rows(self) -> bool:
-        """Whether the next token is chosen on the host, from the whole row of logits."""
-        return not self.sampling.is_greedy or bool(self.suppressed)
+        """Whether the next token is drawn on the host, from the whole row of logits."""
+        return not self.sampling.is_greedy
 
     @property
     def num_slots(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +121,17 @@ class Row(NamedTuple):
     """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
 
 
+class Ban(IntEnum):
+    """Which of a model's suppressed tokens a logits row must not give; what is scored is the model's own."""
+
+    NONE = 0
+    LATER = 1
+    """Those that are never generated."""
+
+    FIRST = 2
+    """Those, and those that are not generated as the first token."""
+
+
 class LogitsRow(NamedTuple):
     """A position whose next-token distribution is read: a row of the step, and the offset in its tokens."""
 
@@ -128,6 +139,8 @@ class LogitsRow(NamedTuple):
     offset: int
     record: int = -1
     """Number of that distribution in the reference log-prob cache, where one is read."""
+
+    ban: Ban = Ban.NONE
 
 
 @dataclass(frozen=True)
@@ -197,7 +210,7 @@ NO_CANDIDATES = Candidates(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int
 
 @dataclass(frozen=True)
 class StepOutput:
-    """`target_logprobs[T]` in nats, `greedy_ids[R]`, `sample_logits_KV` in fp32."""
+    """`target_logprobs[T]` in nats, `greedy_ids[R]`, `sample_logits_KV` in fp32, up to a number for each row."""
 
     target_logprobs: FloatArray
     greedy_ids: IntArray

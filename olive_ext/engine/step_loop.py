@@ -165,6 +165,8 @@ class StepLoop:
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
+            for run in media:
+                self.traits.item_limit.check(run.item)
         generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
@@ -188,7 +190,7 @@ class StepLoop:
             raise error
         self._counters.steps_halved += 1
         self._limit = min(self._limit, max(half.num_tokens for half in halves))
-        self._scheduler.limit = self._limit
+        self._scheduler.cut_steps(self._limit)
         logger.warning("%s; steps are cut to %d tokens", error, self._limit)
         return joined(*map(self._run_or_halve, halves))
 
@@ -209,7 +211,7 @@ class StepLoop:
         """A scheduler knows one capacity and one form of steps."""
         sizes = self._chunk_size, self._steps.size, self._steps.answers.tokens
         scheduler = Scheduler(self.traits, self._in_use, self._counters, *sizes)
-        scheduler.limit = self._limit
+        scheduler.cut_steps(self._limit)
         scheduler.reports_non_finite = self._reports_non_finite
         return scheduler
 

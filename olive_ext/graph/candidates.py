@@ -14,8 +14,8 @@ OUTPUTS, KINDS = ("logprobs", "ids"), (TensorProto.FLOAT, TensorProto.INT64)
 
 
 def candidates_graph(vocab_size: int | None) -> bytes:
-    """Inputs `logits` float32[K, V], `rows` int64[N] of K, `count` int64[1], which is C and at most V. Outputs
-    `logprobs` float32[N, C] in nats and `ids` int64[N, C], best first."""
+    """Inputs `logits` float32[K, V], which are log-probabilities in nats, `rows` int64[N] of K, `count` int64[1], which
+    is C and at most V. Outputs `logprobs` float32[N, C] and `ids` int64[N, C], best first."""
     graph = GraphProto(name="candidates")
     writer = NodeWriter(graph, 21, "olive_ext/candidates")
     writer.input("logits", TensorProto.FLOAT, ["K", "V" if vocab_size is None else vocab_size])
@@ -23,10 +23,5 @@ def candidates_graph(vocab_size: int | None) -> bytes:
     writer.input("count", TensorProto.INT64, [1])
     logits_NV = writer.add("Gather", ["logits", "rows"], axis=0)
     logprobs, ids = (writer.output(name, kind, ["N", "C"]) for name, kind in zip(OUTPUTS, KINDS, strict=True))
-    best_NC = writer.add_top(logits_NV, "count", ids)
-    largest_N1 = writer.add("Slice", [best_NC, *map(writer.integers, ([0], [1], [1]))])
-    terms = writer.add("Exp", [writer.add("Sub", [logits_NV, largest_N1])])
-    logarithm_N1 = writer.add("Log", [writer.sum_columns(terms, vocab_size)])
-    behind_best = writer.add("Sub", [best_NC, largest_N1])
-    writer.add("Sub", [behind_best, logarithm_N1], logprobs)
+    writer.add_top(logits_NV, "count", logprobs, ids)
     return bytes(model_of(graph, 21).SerializeToString())

@@ -39,11 +39,10 @@ class NodeWriter:
         self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
-    def add_top(self, values: str, count: str, indices: str) -> str:
-        """A TopK over the last axis, largest first; it writes `indices`, and the values' name is returned."""
+    def add_top(self, values: str, count: str, largest: str, indices: str) -> None:
+        """A TopK over the last axis, largest first, which writes `largest` and `indices`."""
         name = self._fresh("TopK")
-        self._graph.node.append(helper.make_node("TopK", [values, count], [name, indices], name=name))
-        return name
+        self._graph.node.append(helper.make_node("TopK", [values, count], [largest, indices], name=name))
 
     def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
         """A new node of the default domain with `count` outputs."""
@@ -97,6 +96,14 @@ class NodeWriter:
         """A float32 constant, a scalar."""
         name = self._fresh("number")
         self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [value]))
+        return name
+
+    def table(self, rows: Sequence[Sequence[float]]) -> str:
+        """A float32 constant of two axes."""
+        name = self._fresh("table")
+        flat = [value for row in rows for value in row]
+        dims = [len(rows), len(rows[0])]
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, dims, flat))
         return name
 
     def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:

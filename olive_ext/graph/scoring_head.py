@@ -23,6 +23,9 @@ _PREFIX = "olive_ext/scoring"
 
 NEXT_IDS = "next_ids"
 
+BANNED = -1e30
+"""In place of a logit, below any; not -inf, which shaders need not know."""
+
 
 @dataclass(frozen=True)
 class TokenForm:
@@ -45,6 +48,10 @@ class HeadOutputs:
     tokens: TokenForm | None = None
     """Adds the output `next_ids` in that form."""
 
+    bans: tuple[tuple[int, ...], ...] = ()
+    """Lists of tokens that rows must not give; empty where no row has such. Adds the input `score_bans`: for each row
+    the number of its list."""
+
 
 SCORES_ONLY = HeadOutputs()
 
@@ -54,10 +61,11 @@ class ScoringGraph:
     """A decoder whose logits output is replaced.
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
-    (indices into R), `target_ids`[T]. Outputs: `target_logprobs` float32[T], `greedy_ids` int64[R], `sample_logits`
-    float32[K, V]. R, T and K may be 0. On request also `next_ids`, the greedy tokens as the decoder takes one token of
-    each row ([R, 1] or [R]), and `score_logits` float32[R, V], both for use on the device; where R is 0 they have one
-    row of no meaning.
+    (indices into R), `target_ids`[T]; with bans `score_bans`[max(R, 1)]. Outputs: `target_logprobs` float32[T],
+    `greedy_ids` int64[R], `sample_logits` float32[K, V], which are log-probabilities: tokens that are banned have
+    `BANNED` there and are not among the greedy ones, and all other numbers are as without bans. R, T and K may be 0. On
+    request also `next_ids`, the greedy tokens as the decoder takes one token of each row ([R, 1] or [R]), and
+    `score_logits` float32[R, V], both for use on the device; where R is 0 they have one row of no meaning.
     """
 
     model: onnx.ModelProto
@@ -149,17 +157,19 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         value = writer.add("Cast", [value], to=_FLOAT)
     flat = [value, writer.shape([-1], value, vocab_size)]
     logits_RV = writer.add("Reshape", flat, "score_logits" if outputs.exposes_rows else "")
+    allowed_RV = _allowed(writer, logits_RV, vocab_size, outputs.bans) if outputs.bans else logits_RV
     target_logprobs = writer.output("target_logprobs", _FLOAT, ["T"])
     greedy_ids = writer.output("greedy_ids", _INT64, ["R"])
     if outputs.has_rows:
-        greedy_R = writer.add("ArgMax", [logits_RV], greedy_ids, axis=-1, keepdims=0)
+        greedy_R = writer.add("ArgMax", [allowed_RV], greedy_ids, axis=-1, keepdims=0)
         greedy_R1 = _column(writer, greedy_R)
     else:
         is_ready = outputs.tokens == TokenForm(_INT64, 2)
-        greedy_R1 = writer.add("ArgMax", [logits_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
+        greedy_R1 = writer.add("ArgMax", [allowed_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
         greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
         writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
-    normalizer_R = _log_sum_exp(writer, logits_RV, greedy_R1, vocab_size)
+    largest_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1) if outputs.bans else greedy_R1
+    normalizer_R = _log_sum_exp(writer, logits_RV, largest_R1, vocab_size)
     target_T2 = writer.add("Concat", [_column(writer, "target_rows"), _column(writer, "target_ids")], axis=1)
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
@@ -168,9 +178,21 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         _next_ids(writer, greedy_R1, outputs.tokens)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
-    writer.add("Gather", [logits_RV, "sample_rows"], sample_logits, axis=0)
+    sampled_KV = writer.add("Gather", [allowed_RV, "sample_rows"], axis=0)
+    normalizer_K = writer.add("Gather", [normalizer_R, "sample_rows"], axis=0)
+    writer.add("Sub", [sampled_KV, _column(writer, normalizer_K)], sample_logits)
     if outputs.exposes_rows:
         writer.output("score_logits", _FLOAT, ["max(R, 1)", width])
+
+
+def _allowed(writer: NodeWriter, logits_RV: str, vocab_size: int | None, bans: tuple[tuple[int, ...], ...]) -> str:
+    """The logits, with `BANNED` added to those of the tokens that a row must not give."""
+    if vocab_size is None:
+        raise ModelError("tokens are suppressed, and the graph does not tell how many there are")
+    writer.input("score_bans", _INT64, ["max(R, 1)"])
+    rows = [[BANNED if token in banned else 0.0 for token in range(vocab_size)] for banned in map(frozenset, bans)]
+    bias_RV = writer.add("Gather", [writer.table(rows), "score_bans"], axis=0)
+    return writer.add("Add", [logits_RV, bias_RV])
 
 
 def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
@@ -187,14 +209,14 @@ def _column(writer: NodeWriter, value: str) -> str:
     return writer.add("Reshape", [value, writer.integers([-1, 1])])
 
 
-def _log_sum_exp(writer: NodeWriter, logits_RV: str, greedy_R1: str, vocab_size: int | None) -> str:
+def _log_sum_exp(writer: NodeWriter, logits_RV: str, where_R1: str, vocab_size: int | None) -> str:
     """log(sum(exp(logits))) over V: float32[R].
 
     Not ReduceLogSumExp, which on CPU adds one element after the other: it loses up to 4e-3 nats over 150,000 tokens,
     and takes ten times as long. The sum in two stages of about sqrt(V) elements keeps the error near 1e-6. The largest
     logit is looked up where ArgMax found it, because ReduceMax would read all of them again.
     """
-    largest_R1 = writer.add("GatherElements", [logits_RV, greedy_R1], axis=1)
+    largest_R1 = writer.add("GatherElements", [logits_RV, where_R1], axis=1)
     terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
     logarithm_R1 = writer.add("Log", [writer.sum_columns(terms, vocab_size)])
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,31 +26,57 @@ Given: TypeAlias = Any
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side."""
 
+LONGEST_NAME = 300
+"""Characters of a path that a message has."""
+
 LARGEST_SIDE = 16384
-"""Pixels of a side at most: processors enlarge the shorter side in proportion, which takes any memory."""
+"""Pixels of a side at most."""
+
+LARGEST_RATIO = 200
+"""Of the sides at most, as in transformers' processor of Qwen2-VL: others enlarge the shorter side in proportion, which
+takes any memory."""
 
 
 def read_picture(given: Given) -> Image.Image:
     """The picture upright and in RGB. Raises `MediaError` for what is none, or one that no model was made for."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         picture = given if isinstance(given, Image.Image) else Image.open(_opened(given))
         frames = getattr(picture, "n_frames", 1)
-        if frames > 1:
+        if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
             raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
         width, height = picture.size
         if not width or not height:
             raise MediaError(f"{named(given)} has no pixels ({width} x {height})")
         if max(width, height) > LARGEST_SIDE:
             raise MediaError(f"{named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        if max(width, height) > LARGEST_RATIO * min(width, height):
+            raise MediaError(
+                f"{named(given)} has {width} x {height} pixels; one side is {LARGEST_RATIO} times the other at most"
+            )
+        return _of_8_bits(ImageOps.exif_transpose(picture), given).convert("RGB")
     except MediaError:
         raise
+    except UnidentifiedImageError as error:
+        raise MediaError(f"{named(given)} cannot be read as a picture: no format that is known here") from error
     except (
         Exception
     ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
-        raise MediaError(f"{named(given)} cannot be read as a picture: {first_line(error)}") from error
+        raise MediaError(f"{named(given)} cannot be read as a picture: {why(error)}") from error
+
+
+def _of_8_bits(picture: Image.Image, given: Given) -> Image.Image:
+    """The picture with shades from 0 to 255, where PIL would make 255 of all above. Raises `MediaError` for numbers of
+    which no range is known."""
+    from PIL import Image
+
+    if not picture.mode.startswith(("I", "F")):
+        return picture
+    shades = np.asarray(picture)
+    if picture.mode == "F" or shades.min() < 0 or shades.max() >= 1 << 16:
+        raise MediaError(f"{named(given)} has shades of the mode '{picture.mode}': give 8 or 16 bits")
+    return Image.fromarray((shades >> 8).astype(np.uint8))
 
 
 def sendable(given: Given, kind: str = "picture") -> Given:
@@ -59,7 +86,7 @@ def sendable(given: Given, kind: str = "picture") -> Given:
     try:
         return Path(given).read_bytes()
     except OSError as error:
-        raise MediaError(f"{named(given, kind)} cannot be read as a {kind}: {first_line(error)}") from error
+        raise MediaError(f"{named(given, kind)} cannot be read as a {kind}: {why(error)}") from error
 
 
 def thumbnail(given: Given) -> str:
@@ -91,6 +118,9 @@ def media_digest(args: Sequence[Any]) -> str:
     def shown(value: Any) -> Any:
         from PIL import Image
 
+        if isinstance(value, Image.Image):
+            with suppress(MediaError):  # one that cannot be read is told when it is asked about
+                value = read_picture(value)
         return content_key(value) if isinstance(value, (Image.Image, np.ndarray)) else repr(value)
 
     return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
@@ -117,11 +147,21 @@ def decoded(body: str) -> bytes:
 def _opened(given: Given) -> io.BytesIO | Path:
     if isinstance(given, (bytes, bytearray)):
         return io.BytesIO(given)
+    if isinstance(given, str) and ("://" in given or given.startswith("data:")):
+        return io.BytesIO(data_of_url(given))
     if isinstance(given, (str, Path)):
         return Path(given)
     raise MediaError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
 
 
+def why(error: Exception) -> str:
+    """What was wrong, without the path, which `named` has."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+
+
 def named(given: Given, kind: str = "picture") -> str:
     """The picture or sound in an error: by its path, where it has one."""
-    return f"the {kind} '{given}'" if isinstance(given, (str, Path)) else f"a {kind}"
+    if not isinstance(given, (str, Path)):
+        return f"a {kind}"
+    text = str(given)
+    return f"the {kind} '{text if len(text) <= LONGEST_NAME else f'{text[:60]}...{text[-60:]}'}'"

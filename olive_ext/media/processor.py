@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import MediaItem, token_buckets
-from olive_ext.errors import MediaError, ModelError, TaskError, first_line
+from olive_ext.engine.media import ItemLimit, MediaItem, token_buckets
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
-from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
+from olive_ext.model.media_types import WORDS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -59,10 +59,7 @@ class ItemArrays:
         return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemArrays, (None, self.modality, self.key, sendable(self.given, _KINDS[self.modality]))
-
-
-_KINDS = {Modality.IMAGE: "picture", Modality.AUDIO: "sound"}
+        return ItemArrays, (None, self.modality, self.key, sendable(self.given, WORDS[self.modality].kind))
 
 
 class MediaProcessor:
@@ -82,12 +79,15 @@ class MediaProcessor:
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
             names = ", ".join(found.value for found in self.spec.modalities)
-            raise TaskError(f"the request has an {modality.value}; this model takes {names}")
+            raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
         if content not in self._known:
             arrays = self._prepare(modality, read)
             extent = self._extent(arrays, taken)
+            if extent.num_tokens < 1:
+                kind = WORDS[modality].kind
+                raise MediaError(f"{named(given, kind)} is too small: the model's processor makes no token of it")
             self._known[content] = replace(extent, key=arrays_key(arrays))
             self._keep(self._known[content].key, arrays)
         extent = self._known[content]
@@ -106,7 +106,7 @@ class MediaProcessor:
         found = self.item(item.modality, item.load.given)
         if found.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{named(item.load.given, _KINDS[item.modality])} takes {item.num_tokens} tokens by the model's "
+                f"{named(item.load.given, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
                 f"processor and {found.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return found
@@ -117,7 +117,7 @@ class MediaProcessor:
             return kept
         arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
-            shown = named(given, _KINDS[modality])
+            shown = named(given, WORDS[modality].kind)
             raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
         return self._keep(key, arrays)
 
@@ -144,6 +144,19 @@ class MediaProcessor:
             if smallest <= height * width * side**2 <= largest:
                 found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
         return found
+
+    def fixed_tokens(self, taken: MediaInput) -> int | None:
+        """Tokens of each item by config.json or the encoder's output, where all have as many."""
+        config = self._files.hf_config
+        counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
+        return next(iter(counts), taken.num_rows) if taken.modality is Modality.IMAGE else taken.num_rows
+
+    def check_fixed(self, limit: ItemLimit) -> None:
+        """Raises `ConfigError` where a setting allows no item of a modality."""
+        for taken in self.spec.inputs:
+            problem = limit.problem(taken.modality, self.fixed_tokens(taken) or 0)
+            if problem and limit.is_set:
+                raise ConfigError(problem)
 
     def processor_of(self, modality: Modality) -> tuple[Any, Path]:
         """transformers' processor of pictures or of sound, and its file. Raises `ModelError` where there is none."""
@@ -186,16 +199,13 @@ class MediaProcessor:
             merge = int(getattr(self._loaded[0], "merge_size", 1))
             grid = (times, height // merge, width // merge)
             return Extent(times * (height // merge) * (width // merge), grid)
-        config = self._files.hf_config
-        counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
-        counts += [] if taken.num_rows is None else [taken.num_rows]
-        if not counts:
+        if (count := self.fixed_tokens(taken)) is None:
             raise ModelError(
                 f"how many tokens a picture takes is unknown: its processor does not return it, config.json has "
                 f"none of {', '.join(_FIXED)}, and no encoder declares it: put the original model's config.json into "
                 "the package"
             )
-        return Extent(counts[0])
+        return Extent(count)
 
 
 def arrays_key(arrays: Arrays) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-import wave
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
-from olive_ext.media.pictures import named
+from olive_ext.media.pictures import named, why
 from olive_ext.media.processors import folders_of, load_feature_extractor
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -27,8 +27,8 @@ Samples: TypeAlias = npt.NDArray[np.float32]
 Given: TypeAlias = Any
 """A path or the bytes of a WAV file, {"array": samples, "sampling_rate": rate} (datasets' form), or (samples, rate)."""
 
-_SCALES: Mapping[int, tuple[str, float, float]] = {1: ("u1", 128, 128), 2: ("<i2", 0, 2**15), 4: ("<i4", 0, 2**31)}
-"""For the bytes of a sample: its type, what silence is, and what the loudest is."""
+_SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+"""For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
 
 class SoundProcessor:
@@ -86,31 +86,50 @@ def read_samples(given: Given, wanted: int) -> Samples:
 
 
 def read_sound(given: Given) -> tuple[Samples, int]:
-    """Samples of one channel from -1 to 1, and their number in a second. Raises `MediaError`: what is wrong."""
-    if isinstance(given, Mapping):
-        given = given.get("array"), given.get("sampling_rate")
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (int, np.integer)):
-        array, rate = np.asarray(given[0], np.float32), int(given[1])
-    else:
+    """Samples of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two axes
+    the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
+    shown = named(given, "sound")
+    pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
+    if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
+        array, rate = _numbers(pair[0], shown), pair[1]
+    elif isinstance(given, (str, Path, bytes, bytearray)):
         array, rate = _read_wave(given)
-    if array.ndim == 2:
-        array = array.mean(-1, dtype=np.float32)
-    if array.ndim != 1 or not array.size:
-        raise MediaError(f"{named(given, 'sound')} has no samples (an array of shape {list(array.shape)})")
-    if not np.isfinite(array).all():
-        raise MediaError(f"{named(given, 'sound')} holds NaN or infinity")
-    return array, rate
+    else:
+        kind = type(given).__name__
+        raise MediaError(
+            f"a {kind} is no sound: give a WAV file's path or bytes, (samples, rate), or "
+            '{"array": samples, "sampling_rate": rate}'
+        )
+    if array.ndim not in (1, 2) or not array.size:
+        raise MediaError(f"{shown} has no samples (an array of shape {list(array.shape)})")
+    silence, loudest = _SCALES.get(array.dtype.name, (0, 1))
+    samples = (array.astype(np.float32) - silence) / np.float32(loudest)
+    if not np.isfinite(samples).all():
+        raise MediaError(f"{shown} holds NaN or infinity")
+    return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, int(rate)
 
 
-def _read_wave(given: Given) -> tuple[Samples, int]:
-    """Samples [N, channels] of a WAV file."""
-    if not isinstance(given, (str, Path, bytes, bytearray)):
-        raise MediaError(f"a {type(given).__name__} is no sound: give a WAV file's path or bytes, or (samples, rate)")
+def _numbers(given: Any, shown: str) -> npt.NDArray[Any]:
+    """The array that a user gave. Raises `MediaError` for what holds no samples, or whole numbers whose loudest is not
+    known."""
     try:
-        with wave.open(io.BytesIO(given) if isinstance(given, (bytes, bytearray)) else str(given), "rb") as file:
-            content, channels = file.readframes(file.getnframes()), file.getnchannels()
-            dtype, silence, loudest = _SCALES[file.getsampwidth()]
-            samples = (np.frombuffer(content, dtype).astype(np.float32) - silence) / loudest
-            return samples.reshape(-1, channels), file.getframerate()
-    except (OSError, EOFError, KeyError, ValueError, wave.Error) as error:
-        raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {first_line(error)}") from error
+        array = np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
+    if array.size and array.dtype.kind != "f" and array.dtype.name not in _SCALES:
+        raise MediaError(f"{shown} has samples of the type {array.dtype}: give floats, or {', '.join(_SCALES)}")
+    return array
+
+
+def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:
+    """Samples [N] or [N, channels] of a WAV file."""
+    from scipy.io import wavfile
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=wavfile.WavFileWarning)  # chunks that hold no sound
+            warnings.filterwarnings("error", "Reached EOF prematurely", wavfile.WavFileWarning)
+            rate, array = wavfile.read(io.BytesIO(given) if isinstance(given, (bytes, bytearray)) else str(given))
+    except Exception as error:  # scipy raises ValueError, struct.error, ZeroDivisionError, its warning
+        raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {why(error)}") from error
+    return array, rate

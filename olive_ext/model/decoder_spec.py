@@ -20,6 +20,7 @@ from olive_ext.errors import ModelError, listed
 from olive_ext.model import attention, checkpoint, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
+from olive_ext.model.item_masks import ItemMasks, read_item_masks
 from olive_ext.model.media_spec import compared_ids
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
@@ -56,6 +57,7 @@ class _Reader:
     def __init__(
         self, model: onnx.ModelProto, genai_config: Config, hf_config: Config, provided: Container[str] = ()
     ) -> None:
+        self._model = model
         self._graph = model.graph
         self._model_config: Mapping[str, Any] = genai_config.get("model", {})
         self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
@@ -91,7 +93,6 @@ class _Reader:
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
-        is_splittable = not (attention.num_step_scales(self._graph.node) or self._marks_items(embeddings))
         return DecoderSpec(
             inputs=roles,
             kv=kv,
@@ -102,22 +103,20 @@ class _Reader:
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=is_splittable,
+            is_splittable=not attention.num_step_scales(self._graph.node),
+            item_masks=self._item_masks(embeddings, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
-    def _marks_items(self, embeddings: tuple[str, ...]) -> bool:
-        """Whether the decoder, which takes embeddings, also looks for a placeholder among the token ids: then a
-        picture's tokens see each other, those behind them, too (Gemma 4), and must be fed in one step."""
+    def _item_masks(self, embeddings: tuple[str, ...], past: Iterable[str]) -> ItemMasks:
+        """In which layers of a decoder that takes embeddings an item's tokens see each other: where it looks for their
+        placeholder among the token ids (Gemma 4)."""
         tokens = self._input(Role.INPUT_IDS) if embeddings else None
         if tokens is None or not (found := compared_ids(self._graph, tokens.tensor.name)):
-            return False
-        self._notes.append(
-            f"the tokens {', '.join(map(str, sorted(found)))} of an item see each other: each request is fed whole and "
-            "alone, because chunks and shared prefixes would part them"
-        )
-        return True
+            return ItemMasks()
+        window = self._hf_config.get("text_config", self._hf_config).get("sliding_window") or 0
+        return read_item_masks(self._model, tokens.tensor.name, tuple(past), found, window + 2)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.model.item_masks import ItemMasks
+
 if TYPE_CHECKING:
     import onnx
 
@@ -25,11 +27,13 @@ _BUILT_IN = {
 """Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever config.json's `audio_config` has."""
 
 
-def known_faults(encoders: Mapping[str, onnx.ModelProto], configs: Configs) -> tuple[str, ...]:
-    """One sentence on each fault; `encoders` are graphs by their part ("vision", "audio")."""
+def known_faults(
+    encoders: Mapping[str, onnx.ModelProto], configs: Configs, masks: ItemMasks | None = None
+) -> tuple[str, ...]:
+    """One sentence on each fault; `encoders` are graphs by their part ("vision", "audio"), `masks` the decoder's."""
     genai, config = configs
     kind = str(genai.get("type") or config.get("model_type") or "")
-    found = [*_causal_pictures(kind, config)]
+    found = [*_other_masks(kind, config, masks or ItemMasks())]
     if (vision := encoders.get("vision")) is not None:
         found += [*_last_norm(vision, config), *_deepstack(vision, config)]
     if (audio := encoders.get("audio")) is not None:
@@ -37,16 +41,26 @@ def known_faults(encoders: Mapping[str, onnx.ModelProto], configs: Configs) -> t
     return tuple(found)
 
 
-def _causal_pictures(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    if config.get("text_config", {}).get("use_bidirectional_attention") in ("vision", True, "all"):
-        yield (
-            "a picture's tokens see each other in the original model; exports of mobius 0.1.0 that let them do so "
-            "give other numbers behind pictures than transformers (1 nat on a small model)"
-        )
-    elif kind.startswith("gemma3"):
+def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iterator[str]:
+    """Gemma 3 and Gemma 4. Of the latter mobius 0.1.0 has the masks of transformers 5.10, which are those of Gemma 3;
+    transformers 5.23 have others."""
+    text = config.get("text_config", {})
+    is_seen = text.get("use_bidirectional_attention") in ("vision", True, "all")
+    if not masks.joined and (is_seen or kind.startswith("gemma3")):
         yield (
             "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
             "sees those before it: its numbers behind pictures are not the original's"
+        )
+    kinds = dict(enumerate(text.get("layer_types") or ()))
+    full = [layer for layer in masks.joined if kinds.get(layer) == "full_attention"]
+    more = [f"in {len(full)} layers of full attention"] if full else []
+    if masks.beyond_window:
+        more.append(f"in {len(masks.beyond_window)} sliding layers beyond the window of {text.get('sliding_window')}")
+    if is_seen and more:
+        yield (
+            "a picture's tokens see each other in the sliding layers of the original model, within the window "
+            f"(transformers 5.23); in this decoder they do so {' and '.join(more)}, too (as in transformers 5.10): its "
+            "numbers behind pictures are not the original's"
         )
 
 

@@ -56,7 +56,7 @@ def read_media(
         real = _real_rows(proto, output)
         found.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, feature, tuple(more), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
-    notes = known_faults({part: proto for part, (_, proto) in encoders.items()}, configs)
+    notes = known_faults({part: proto for part, (_, proto) in encoders.items()}, configs, spec.item_masks)
     return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from olive_ext.errors import ModelError
 from olive_ext.model.types import GraphFiles, TensorSpec
@@ -19,6 +20,15 @@ class Modality(str, Enum):
     AUDIO = "audio"
 
 
+class Words(NamedTuple):
+    """How a modality's items are called: `kind` in messages, `counted` in the names of counters."""
+
+    kind: str
+    counted: str
+
+
+WORDS = {Modality.IMAGE: Words("picture", "image"), Modality.AUDIO: Words("sound", "sound")}
+
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""
 
@@ -28,13 +38,13 @@ PLACEHOLDER_KEYS = {
 }
 """Keys of genai_config.json's `model` and of config.json for the token that stands for features."""
 
-_WORDS = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
+_PARTS_OF_NAMES = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modality.AUDIO: ("audio", "speech", "sound")}
 """Parts of the names of a graph's inputs."""
 
 
 def modalities_of(name: str) -> list[Modality]:
     """What an input is for, as far as its name tells."""
-    return [modality for modality, words in _WORDS.items() if any(word in name.lower() for word in words)]
+    return [modality for modality, parts in _PARTS_OF_NAMES.items() if any(part in name.lower() for part in parts)]
 
 
 def modality_of(feature: str) -> Modality:

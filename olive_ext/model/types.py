@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from olive_ext.model.item_masks import ItemMasks
+
 
 @dataclass(frozen=True)
 class GraphFiles:
@@ -261,8 +263,10 @@ class DecoderSpec:
     """Inputs that an encoder gives; none in a decoder-only model."""
 
     is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear, pictures whose tokens see
-    each other): a request fed in parts, or in one step with others, would get other scores."""
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
+
+    item_masks: ItemMasks = field(default_factory=ItemMasks)
+    """In which layers the tokens of a picture see each other, as far as the graph shows it."""
 
     rounds_rows: bool = False
     """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""

@@ -47,4 +47,4 @@ def to_rolling(session: Session, asked: ToRoll) -> Converted[RollingOutput]:
     if session.encoding is not None:
         raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
     request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
-    return convert_rolling(session.tokenizer, request, session.max_length)
+    return convert_rolling(session.tokenizer, request, session.max_length, session.media)

@@ -24,6 +24,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.sound import SoundProcessor, tell_other_features
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.generation_config import read_suppressed
 from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
@@ -33,7 +34,7 @@ from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
 from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.generation_bounds import read_start, read_stop_ids, read_suppressed
+from olive_ext.text.generation_bounds import read_start, read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
@@ -203,7 +204,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
     encoders = model.media.encoders if model.media is not None else ()
     if parts.media is not None and any(map(model.warms, encoders)):
-        opened.runner.warm_up(parts.media.processor.dummies(opened.runner.traits.context_length))
+        most = parts.media.limit.tokens or opened.runner.traits.context_length
+        opened.runner.warm_up(parts.media.processor.dummies(min(most, opened.runner.traits.context_length)))
     return parts
 
 
@@ -224,16 +226,16 @@ def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
     """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
     files = model.processor_files
-    stop_ids = read_stop_ids(tokenizer, files.directory, files.genai_config)
+    stop_ids = read_stop_ids(tokenizer, files)
     kind, source = traits.source_kind, traits.source
     encoding = None
     if kind is not None:
-        start, takes_features = read_start(tokenizer, files.directory, files.genai_config), kind is SourceKind.FEATURES
+        start, takes_features = read_start(tokenizer, files), kind is SourceKind.FEATURES
         sound = SoundProcessor(files, source) if takes_features and source is not None else None
-        encoding = Encoding(takes_features, start, sound, read_suppressed(files.directory, files.genai_config))
+        encoding = Encoding(takes_features, start, sound, read_suppressed(files))
     media = None
     if model.media is not None:
-        media = read_markers(MediaProcessor(model.media, files), files, tokenizer)
+        media = read_markers(MediaProcessor(model.media, files), files, tokenizer, traits.item_limit)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, Suppressed, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError
+from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
     Asked,
@@ -85,6 +86,7 @@ def convert_generation(
         tokens = decoder_tokens(tokenizer, request.prompt, encoding)
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     found = cut_media(found, len(tokens) - len(kept), len(tokens))
+    stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
     checker = StopChecker(tokenizer, request.stop)
     generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
     if len(sources) > 1 and request.num_return_sequences > 1:
@@ -111,10 +113,6 @@ def _windows(count: int, encoding: Encoding | None) -> str:
 def _generation(
     request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
 ) -> Generation:
-    if request.beams is not None and suppressed:
-        raise TaskError(
-            "the model's configuration has 'suppress_tokens', which a beam search does not keep: 'num_beams' must be 1"
-        )
     return Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
@@ -146,6 +144,8 @@ def scoring_tokens(
         if not context_ids or not target_ids:
             context_ids, target_ids = tokenizer.behind_prefix(target_ids)
     tokens, found = placed(media, context_ids, request)
+    if media is not None:
+        media.refuse_placeholders(target_ids)
     return tokens, target_ids, found
 
 
@@ -189,11 +189,15 @@ def convert_scoring(
     return Converted(requests, partial(_scoring_output, requests), is_truncated)
 
 
-def convert_rolling(tokenizer: Tokenizer, request: RollingRequest, max_length: int) -> Converted[RollingOutput]:
+def convert_rolling(
+    tokenizer: Tokenizer, request: RollingRequest, max_length: int, media: MediaText | None = None
+) -> Converted[RollingOutput]:
     """An empty text becomes no request of the engine at all."""
     prefix = tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
+    if media is not None:
+        media.refuse_placeholders(target)
     requests = target_windows([prefix], target, max_length)
     return Converted(requests, partial(_rolling_output, requests))
 

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from olive_ext.engine.requests import Source, Suppressed
+from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError, MediaError, TaskError
 from olive_ext.media.sound import SoundProcessor
+from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.placeholders import with_media
 from olive_ext.text.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput
 from olive_ext.text.tokenizer import Tokenizer
 
-NO_SOUND = "the request gives sound; this model takes none"
+NO_SOUND = "the request gives a sound; this model takes none"
 
 Asked = TypeVar("Asked", GenerationRequest, ScoringRequest)
 

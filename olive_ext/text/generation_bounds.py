@@ -1,5 +1,4 @@
-"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request; and
-tokens that are never generated.
+"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request.
 
 A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
 stop) and are left out of the returned text. Knows no engine.
@@ -8,12 +7,10 @@ stop) and are left out of the returned text. Knows no engine.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from olive_ext.engine.requests import Suppressed
-from olive_ext.model.package_config import GenerationConfig, read_json
+from olive_ext.model.generation_config import first_named
+from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
@@ -23,43 +20,26 @@ _MAX_HELD = 16
 """More tokens held back than any one character is made of: their bytes will never become one."""
 
 
-def read_stop_ids(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str, Any]) -> frozenset[int]:
+def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> frozenset[int]:
     """Ids that end a generation: the tokenizer's EOS, and `eos_token_id` of the model's configurations."""
     own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    return frozenset(own.union(_first_named("eos_token_id", directory, genai_config)))
+    return frozenset(own.union(first_named("eos_token_id", files)))
 
 
 WHISPER_START = "<|startoftranscript|>"
 
 
-def read_start(tokenizer: Tokenizer, directory: Path, genai_config: Mapping[str, Any]) -> tuple[int, ...]:
+def read_start(tokenizer: Tokenizer, files: ModelFiles) -> tuple[int, ...]:
     """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations (of
     Whisper, whose packages may lack it, the tokenizer's own), then those that `forced_decoder_ids` names for the first
     places, without a gap (Whisper's language and task)."""
-    start = list(_first_named("decoder_start_token_id", directory, genai_config))
+    start = list(first_named("decoder_start_token_id", files))
     if not start and WHISPER_START in tokenizer.hf.get_vocab():
         start = [tokenizer.hf.convert_tokens_to_ids(WHISPER_START)]
-    forced = {int(place): token for place, token in _first_named("forced_decoder_ids", directory, genai_config)}
+    forced = {int(place): token for place, token in first_named("forced_decoder_ids", files)}
     while start and isinstance(token := forced.get(len(start)), int):
         start.append(token)
     return tuple(start)
-
-
-def read_suppressed(directory: Path, genai_config: Mapping[str, Any]) -> Suppressed:
-    """`suppress_tokens` and `begin_suppress_tokens` of a model's configurations."""
-    keys = ("suppress_tokens", "begin_suppress_tokens")
-    return Suppressed(*(tuple(map(int, _first_named(key, directory, genai_config))) for key in keys))
-
-
-def _first_named(key: str, directory: Path, genai_config: Mapping[str, Any]) -> Sequence[Any]:
-    """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
-    in `directory`. Each may hold one id or a list; empty where none has any."""
-    files = (directory / "generation_config.json", directory / "config.json")
-    written = (read_json(path, GenerationConfig) for path in files if path.is_file())
-    for section in (genai_config.get("model") or {}, *written):
-        if (named := section.get(key)) is not None:
-            return [named] if isinstance(named, int) else list(named)
-    return ()
 
 
 class StopChecker:

@@ -6,18 +6,17 @@ Knows no pixels and no samples. A run of placeholders is never cut.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from olive_ext.engine.media import Media, MediaRun, moved
+from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
-from olive_ext.model.media_types import Modality
+from olive_ext.model.media_types import WORDS, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
-
-_NAMES = {Modality.IMAGE: "a picture", Modality.AUDIO: "sound"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ class MediaText:
     processor: MediaProcessor
     markers: Mapping[Modality, Marker]
     tokenizer: Tokenizer
+    limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens an item may have."""
 
     def marker_text(self, modality: Modality) -> str:
         """The text of the token that stands for an item in a prompt."""
@@ -45,17 +46,22 @@ class MediaText:
         """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
         are.
 
-        Raises `MediaError` for one that cannot be read, and where there are not as many markers as are given;
-        `TaskError` where the model takes none.
+        Raises `MediaError` for one that cannot be read or has too many tokens, and where there are not as many markers
+        as are given; `TaskError` where the model takes none.
         """
         given = {Modality.IMAGE: images, Modality.AUDIO: audio}
-        for modality, name in _NAMES.items():
-            if given[modality] and modality not in self.markers:
+        for modality, items in given.items():
+            if items and modality not in self.markers:
                 problem = self.processor.spec.problem
-                raise TaskError(f"the request gives {name}; this model takes none{f': {problem}' if problem else ''}")
+                raise TaskError(
+                    f"the request gives a {WORDS[modality].kind}; this model takes none"
+                    f"{f': {problem}' if problem else ''}"
+                )
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
+            self.refuse_placeholders(tokens)
             return tokens, ()
+        self.refuse_placeholders(token for token in tokens if token not in markers)
         for token, modality in markers.items():
             self._check_count(tokens.count(token), len(given[modality]), modality)
         waiting = {modality: iter(items) for modality, items in given.items()}
@@ -67,22 +73,39 @@ class MediaText:
                 continue
             modality = markers[token]
             marker, item = self.markers[modality], self.processor.item(modality, next(waiting[modality]))
+            self.limit.check(item)
             runs.append(MediaRun(len(found) + len(marker.before), item))
             found += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
         return found, tuple(runs)
 
+    @cached_property
+    def placeholders(self) -> Mapping[int, Modality]:
+        """What the tokens in whose place the model reads features stand for."""
+        return {found.placeholder: found.modality for found in self.processor.spec.inputs}
+
+    def refuse_placeholders(self, text: Iterable[int]) -> None:
+        """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
+        nothing: the numbers behind them would not be those of the text."""
+        for token in self.placeholders.keys() & set(text):
+            raise MediaError(
+                f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "
+                f"place this model reads a {WORDS[self.placeholders[token]].kind}: it cannot be read as text"
+            )
+
     def _check_count(self, places: int, given: int, modality: Modality) -> None:
         if places != given:
-            name = modality.value
+            kind = WORDS[modality].kind
             raise MediaError(
-                f"the request gives {given} {name}{'s' * (given != 1)}, and its prompt has {places} of the marker "
+                f"the request gives {given} {kind}{'s' * (given != 1)}, and its prompt has {places} of the marker "
                 f"'{self.marker_text(modality)}'"
             )
 
 
-def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer) -> MediaText:
+def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
     """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
-    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor)."""
+    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
+    a setting that allows no item."""
+    processor.check_fixed(limit)
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
     markers = {}
     for found in processor.spec.inputs:
@@ -93,7 +116,7 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
             token = begin if kind.startswith("gemma3") else found.placeholder
             marker = Marker(token, (*newlines, begin), (end, *newlines))
         markers[found.modality] = marker
-    return MediaText(processor, markers, tokenizer)
+    return MediaText(processor, markers, tokenizer, limit)
 
 
 _AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}
@@ -132,7 +155,7 @@ def with_media(
     given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
     `MediaError` where more or fewer are given than parts are open."""
     found: list[Mapping[str, Any]] = []
-    held: dict[str, list[Any]] = {"image": [], "audio": []}
+    held: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
     for message in messages:
         parts = message.get("content")
         if not isinstance(parts, (list, tuple)):
@@ -141,39 +164,43 @@ def with_media(
         plain = []
         for part in parts:
             if _kind(part) == "text":
+                if not isinstance(part.get("text"), str):
+                    raise ConfigError(f"a message has a part of the type 'text' whose 'text' is {part.get('text')!r}")
                 plain.append(part)
                 continue
-            kind, item = _item(part)
-            held[kind].append(item)
-            plain.append({"type": kind})
+            modality, item = _item(part)
+            held[modality].append(item)
+            plain.append({"type": modality.value})
         found.append({**message, "content": plain})
-    return found, _filled(held["image"], images, "picture"), _filled(held["audio"], audio, "sound")
+    return found, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
 
 
-def _filled(held: Sequence[Any], given: Sequence[Any], name: str) -> list[Any]:
+def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
     """What the messages hold, with those given in the open places; all that are given where the messages have none."""
-    num_open = sum(item is None for item in held)
-    if num_open != len(given) and (held or name == "picture"):
-        raise MediaError(f"the messages leave {num_open} of {len(held)} {name}s open, and {len(given)} are given")
+    items = held[modality]
+    num_open = sum(item is None for item in items)
+    if num_open != len(given) and (items or modality is Modality.IMAGE):
+        kind = WORDS[modality].kind
+        raise MediaError(f"the messages leave {num_open} of {len(items)} {kind}s open, and {len(given)} are given")
     rest = iter(given)
-    return [next(rest) if item is None else item for item in held] if held else list(given)
+    return [next(rest) if item is None else item for item in items] if items else list(given)
 
 
 def _kind(part: Any) -> str:
     return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
 
 
-def _item(part: Mapping[str, Any]) -> tuple[str, Any]:
-    """ "image" or "audio", and what a part of a message holds; None where it is to be given."""
+def _item(part: Mapping[str, Any]) -> tuple[Modality, Any]:
+    """What a part of a message holds; None where it is to be given."""
     kind = _kind(part)
     if kind in ("image", "audio"):
-        return kind, part.get(kind)
+        return Modality(kind), part.get(kind)
     if kind == "image_url":
-        return "image", data_of_url(_field(part, kind, "url"))
+        return Modality.IMAGE, data_of_url(_field(part, kind, "url"))
     if kind == "input_audio":
         if (form := _field(part, kind, "format")) != "wav":
             raise TaskError(f"'input_audio' is in the format '{form}': only wav is read")
-        return "audio", decoded(str(_field(part, kind, "data")))
+        return Modality.AUDIO, decoded(str(_field(part, kind, "data")))
     raise ConfigError(
         f"a message has a part of the type '{kind}'; text, image, image_url, audio and input_audio are understood"
     )

@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -260,6 +261,10 @@ def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
     for message in value:
         if not isinstance(message, Mapping) or "role" not in message:
             raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
+        if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
+            raise ConfigError(
+                f"'{name}' holds a message whose 'content' is {_shown(content)}: text, or a list of parts"
+            )
     return tuple(value)
 
 
@@ -274,5 +279,5 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    shown = " ".join(repr(value).split())
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

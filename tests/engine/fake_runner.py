@@ -1,6 +1,7 @@
 """A runner that stores token ids where a real one stores keys and values, and an oracle that shares nothing.
 
-Beside each token it notes the source behind which it was computed.
+Beside each token it notes the source behind which it was computed. An item's tokens are numbers that follow from its
+content, whatever the engine has put in their place; a step that cuts an item fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from olive_ext.engine.media import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
@@ -21,6 +23,7 @@ from olive_ext.errors import MemoryShortageError
 
 VOCAB = 23
 GARBAGE = -7
+FIRST_ITEM = 1 << 40
 
 BLOCK_SIZE = 4
 """Positions of a block where slots are made of blocks."""
@@ -116,6 +119,9 @@ class FakeRunner(Runner):
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
 
+    def check_media(self, media: Media) -> None:
+        """Takes requests with items and without."""
+
     def run(self, step: Step) -> StepOutput:
         assert self._running.acquire(blocking=False), "two steps at once"
         try:
@@ -136,6 +142,7 @@ class FakeRunner(Runner):
     def _execute(self, step: Step) -> StepOutput:
         self.steps.append(step)
         self._check(step)
+        step = replace(step, rows=tuple(_with_items(row) for row in step.rows))
         self._prepare(step)
         if step.first_cell is not None:
             return self._answer(step, self._run_branches(step, step.first_cell))
@@ -270,6 +277,19 @@ class FakeRunner(Runner):
             assert len(slots) == 1 or slots == list(range(self.capacity.num_slots))
 
 
+def _with_items(row: Row) -> Row:
+    return row._replace(tokens=tuple(with_items(row.tokens, row.past, row.media))) if row.media else row
+
+
+def with_items(tokens: Sequence[int], past: int, media: Media) -> list[int]:
+    """Tokens from position `past` on with numbers in place of the items' that follow from their content."""
+    found = list(tokens)
+    for run in runs_within(media, past, past + len(tokens)):
+        first = FIRST_ITEM + zlib.crc32(run.item.key.encode())
+        found[run.start - past : run.stop - past] = range(first, first + run.item.num_tokens)
+    return found
+
+
 def _best(rows: Sequence[np.ndarray], count: int) -> Candidates:
     logprobs_NV = np.array([log_softmax(logits_V) for logits_V in rows], np.float32).reshape(-1, VOCAB)
     ids_NC = np.argsort(-logprobs_NV, kind="stable")[:, :count]
@@ -290,7 +310,7 @@ class ShortRunner(FakeRunner):
 
 def oracle(request: Request) -> Result:
     """The result computed from the definition, one prefix at a time."""
-    tokens, source = list(request.tokens), request.source
+    tokens, source = with_items(request.tokens, 0, request.media), request.source
     first = len(tokens) - request.num_targets
     logprobs = tuple(float(logprobs_of(tokens[:i], source)[tokens[i]]) for i in range(first, len(tokens)))
     greedy = tuple(int(logits_of(tokens[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))

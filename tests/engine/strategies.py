@@ -9,10 +9,13 @@ import pytest
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.media import MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Request, Result, Source
+from olive_ext.model.media_types import Modality
 from tests.engine.fake_runner import VOCAB, oracle
 
 TOKENS = st.integers(0, 3)
+PLACEHOLDER = 9
 SOURCES = [None, *(Source(np.array([number, 5, 9])) for number in range(3))]
 STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=4)
 
@@ -32,6 +35,35 @@ def requests_of(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Reques
             is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
             generation = Generation(draw(st.integers(1, 9)), stop_ids, is_finished=is_finished)
         requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
+    return requests
+
+
+LARGEST = 9
+"""Tokens of the largest of the items."""
+
+ITEMS = [MediaItem(Modality.IMAGE, f"item {size}", size, PLACEHOLDER, dict) for size in (1, 4, LARGEST)]
+PARTS = st.lists(st.one_of(st.sampled_from(ITEMS), st.lists(TOKENS, min_size=1, max_size=6)), min_size=1, max_size=5)
+
+
+@st.composite
+def requests_with_items(draw: st.DrawFn) -> list[Request]:
+    """Texts with items at any place, of which some are beside each other, and last; prefixes are shared through them,
+    and requests are asked twice."""
+    stems = draw(st.lists(PARTS, min_size=1, max_size=3))
+    requests: list[Request] = []
+    for _ in range(draw(st.integers(1, 10))):
+        if requests and draw(st.integers(0, 4)) == 0:
+            requests.append(draw(st.sampled_from(requests)))
+            continue
+        tokens: list[int] = []
+        media: list[MediaRun] = []
+        for part in draw(st.sampled_from(stems)) + draw(st.one_of(st.just([]), PARTS)):
+            if isinstance(part, MediaItem):
+                media.append(MediaRun(len(tokens), part))
+            tokens += [PLACEHOLDER] * part.num_tokens if isinstance(part, MediaItem) else part
+        targets = draw(st.lists(TOKENS, max_size=5))
+        generation = Generation(draw(st.integers(1, 5))) if not targets or draw(st.booleans()) else None
+        requests.append(Request((*tokens, *targets), len(targets), generation, media=tuple(media)))
     return requests
 
 

@@ -103,6 +103,7 @@ MEDIA_FAMILIES = {
     "qwen3_vl": _QWEN,
     "qwen2_5_vl_genai": replace(_QWEN, source="qwen2_5_vl"),
 }
+MEDIA_FAMILIES["gemma4_seen"] = MEDIA_FAMILIES["gemma4_vl"]
 
 SOUND_FAMILIES = {
     "qwen3_asr": MediaFamily(
@@ -115,9 +116,6 @@ SOUND_FAMILIES = {
         {"audio_token": "<|audio_pad|>", "audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"},
     ),
 }
-UNLIKE_TRANSFORMERS = {"gemma4_seen": MEDIA_FAMILIES["gemma4_vl"]}
-"""Families whose exports give other numbers behind pictures than transformers."""
-
 SOUND_FAMILIES["gemma4_any"] = replace(
     MEDIA_FAMILIES["gemma4_vl"],
     marker="<|audio|>",
@@ -201,7 +199,7 @@ def _export_renamed(family: str, source: Path, folder: Path, options: dict[str, 
 
 def media_export(family: str, dtype: str = "f32", provider: str = "default") -> tuple[Path, Path]:
     """(the package, the Hugging Face folder of the same weights), both with tokenizer and image processor."""
-    made = {**MEDIA_FAMILIES, **SOUND_FAMILIES, **BENCHMARKED, **UNLIKE_TRANSFORMERS}[family]
+    made = {**MEDIA_FAMILIES, **SOUND_FAMILIES, **BENCHMARKED}[family]
     sources = _export(family, dtype, provider), hf_model(made.source or family)
     recipe = [source.name for source in sources], source_of("media.py", "text.py")
     folder = once(f"media-{family}-{dtype}-{provider}", recipe, lambda folder: _make(made, sources, folder))

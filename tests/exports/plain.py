@@ -1,13 +1,13 @@
 """Logits of an export without the package under test: one forward pass, nothing cached, a plain CPU session.
 
-And the same of the Hugging Face model it was made from. What both hear or read first, where the family has an encoder,
-is fixed: `SOURCE` or `FEATURES`.
+And the same of the Hugging Face model it was made from. What both hear or read first, where the family is an
+encoder-decoder, is fixed: `SOURCE` or `FEATURES`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ def features() -> np.ndarray:
     return np.random.default_rng(3).standard_normal(FEATURES, dtype=np.float32)
 
 
-def plain_logits(export: Export, tokens: list[int]) -> np.ndarray:
-    """[S, V] in fp32, or [1, V] where the graph computes the last position only."""
-    known: dict[str, np.ndarray] = {"input_ids": np.array([tokens])}
+def plain_logits(export: Export, tokens: list[int], given: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+    """[S, V] in fp32, or [1, V] where the graph computes the last position only. `given`: inputs of its graphs that do
+    not follow from the tokens, as features of pictures and positions that have a grid."""
+    known: dict[str, np.ndarray] = {"input_ids": np.array([tokens]), **(given or {})}
     encoder = _find(export.path, "encoder/model.onnx", "encoder.onnx", "encoder_model.onnx")
     if encoder:
         source = {"input_ids": np.array([SOURCE]), "attention_mask": np.ones((1, len(SOURCE)))}
@@ -42,7 +43,7 @@ def plain_logits(export: Export, tokens: list[int]) -> np.ndarray:
         known |= {name.replace("present", "past"): value for name, value in outputs.items()}
         known["encoder_hidden_states"] = outputs.get("last_hidden_state", outputs.get("encoder_hidden_states"))
         known["encoder_attention_mask"] = np.ones((1, len(SOURCE)))
-    embedding = _find(export.path, "embedding/model.onnx")
+    embedding = _find(export.path, "embedding/model.onnx", "embedding.onnx")
     if embedding:
         known |= _run(embedding, known, export)
     else:
@@ -52,7 +53,26 @@ def plain_logits(export: Export, tokens: list[int]) -> np.ndarray:
     assert graph, f"no decoder in {export.path}"
     if export.one_token:
         return np.stack(list(_step_by_step(graph, tokens, export)))
-    return _run(graph, known | _lengths(len(tokens)), export)["logits"][0].astype(np.float32)
+    return _run(graph, _lengths(len(tokens)) | known, export)["logits"][0].astype(np.float32)
+
+
+def plain_features(export: Export, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """[rows, size]: what the "vision" or "audio" encoder makes of a processor's arrays, without rows of padding."""
+    graph = _find(export.path, f"{name}_encoder/model.onnx", f"{name}.onnx")
+    assert graph, f"no {name} encoder in {export.path}"
+    known = {**arrays, **{theirs: arrays[ours] for ours, theirs in _RENAMED.items() if ours in arrays}}
+    for wanted in _session(graph).get_inputs():
+        if known[wanted.name].ndim == len(wanted.shape) + 1:
+            known[wanted.name] = known[wanted.name][0]
+    features, *told = _run(graph, known, export).values()
+    rows = features.reshape(-1, features.shape[-1])
+    if not told or int(told[0].sum()) == len(rows):
+        return rows
+    return rows[: int(told[0][0])] if told[0].ndim == 1 else rows[told[0].reshape(-1)]
+
+
+_RENAMED = {"image_position_ids": "pixel_position_ids", "input_features_mask": "feature_attention_mask"}
+"""transformers' names of arrays that exporters call otherwise."""
 
 
 def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.ndarray:
@@ -101,7 +121,7 @@ def _model(hf: Path) -> Any:
     return getattr(transformers, architecture).from_pretrained(hf, dtype=torch.float32).eval()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _session(graph: Path) -> Any:
     import onnxruntime
 
@@ -145,7 +165,7 @@ def _run(graph: Path, known: dict[str, np.ndarray], export: Export) -> dict[str,
         value = known.get(wanted.name.removeprefix("decoder_"))
         if value is None:
             value = np.zeros([_size(dimension, at, wanted.name, export) for at, dimension in enumerate(wanted.shape)])
-        if wanted.name == "position_ids" and len(wanted.shape) == 3:  # text, height and width of mRoPE
+        if wanted.name == "position_ids" and len(wanted.shape) == value.ndim + 1:  # text, height and width of mRoPE
             value = np.broadcast_to(value, (3, *value.shape))
         feeds[wanted.name] = np.ascontiguousarray(value.astype(dtype))
     names = [output.name for output in session.get_outputs()]
@@ -153,12 +173,12 @@ def _run(graph: Path, known: dict[str, np.ndarray], export: Export) -> dict[str,
 
 
 def _size(dimension: int | str, at: int, name: str, export: Export) -> int:
-    """What stands for a symbolic dimension of a cache or of absent images."""
+    """What stands for a symbolic dimension of a cache or of absent pictures and sounds."""
     if isinstance(dimension, int):
         return dimension
     if dimension == "kv_cache_dim":
         config = json.loads((export.path / "genai_config.json").read_text(encoding="utf-8"))
         return int(config["model"]["decoder"]["head_size"])
     if at == 0:
-        return 0 if "image" in name else 1
+        return 0 if name.endswith("_features") else 1
     return _CAPACITY if dimension in ("past_sliding_length", "max_seq_len") else 0

@@ -27,6 +27,7 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
 
 AROUND = {
     "gemma4_vl": ("<boi>", "<eoi>"),
+    "gemma4_seen": ("<boi>", "<eoi>"),
     "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
     "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
@@ -69,7 +70,7 @@ class PictureReference:
     def _as_exported(self) -> None:
         """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out, and leaves out what Qwen3-VL adds to the
         decoder's first layers; without that nothing would be equal. (Gemma 3's pictures, which it makes causal, need no
-        more than the `token_type_ids` that are left out here.)"""
+        more than the `token_type_ids` that are left out below, and those of Gemma 4 `_masks`.)"""
         model = self.model.model
         if self.family == "qwen3_vl":
             model.language_model._deepstack_process = lambda hidden, *_: hidden
@@ -108,9 +109,25 @@ class PictureReference:
             found["mm_token_type_ids"] = (tokens == self.placeholder).int()
         if self.family == "gemma3" and not self._is_as_exported:
             found["token_type_ids"] = (tokens == self.placeholder).int()
+        is_masked = self.family == "gemma4_seen" and self._is_as_exported
+        mask = self._masks(tokens[0]) if is_masked else torch.ones_like(tokens)
         with torch.inference_mode():
-            logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **found).logits
+            logits = self.model(input_ids=tokens, attention_mask=mask, **found).logits
         return logits[0].double().log_softmax(-1)
+
+    def _masks(self, tokens_S: torch.Tensor) -> dict[str, torch.Tensor]:
+        """mobius 0.1.0's for Gemma 4: a picture's tokens see each other in all layers, and beyond the windows, as in
+        transformers 5.10. Added to scores [1, 1, S, S]."""
+        is_item_S = tokens_S == self.placeholder
+        block_S = (is_item_S & ~is_item_S.roll(1)).cumsum(0) * is_item_S
+        is_one_SS = (block_S[:, None] == block_S) & is_item_S
+        before_SS = torch.ones_like(is_one_SS).tril()
+        window_SS = before_SS.triu(1 - self.model.config.text_config.sliding_window)
+        seen = {"full_attention": before_SS | is_one_SS, "sliding_attention": window_SS | is_one_SS}
+        lowest = torch.finfo(torch.float32).min
+        return {
+            kind: torch.zeros(seen_SS.shape).masked_fill(~seen_SS, lowest)[None, None] for kind, seen_SS in seen.items()
+        }
 
     def score(self, context: str, target: str, images: Sequence[Image.Image]) -> list[float]:
         whole, before = self.ids(context + target, images), self.ids(context, images)

@@ -92,7 +92,7 @@ def test_features_of_every_form_give_transformers_numbers(tmp_path: Path, form: 
     reference = PictureReference("llava_clip", media_export("llava_clip")[1])
     asked = [(f"Ann {verb} the <image> and", " blue stone", [one]) for verb in ("sees", "paints") for one in PICTURES]
     asked.append(("<image> and <image> are", " a letter", PICTURES))
-    with olive_ext.open(package, engine={"num_slots": 3, "chunk_size": 7}) as session:
+    with olive_ext.open(package, engine={"num_slots": 3, "chunk_size": ROWS}) as session:
         found = session.loglikelihood([ScoringRequest(text, target, images=images) for text, target, images in asked])
         (answer,) = session.generate([GenerationRequest(asked[0][0], max_new_tokens=8, images=PICTURES[:1])])
         execution = session.describe_execution()

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.config import ModelSettings
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
@@ -25,7 +26,7 @@ from olive_ext.model.media_types import Modality
 from olive_ext.model.types import Device
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.exports.media import MEDIA_FAMILIES, media_export
+from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, picture
 
 IN_DEFAULT_RUN = {"qwen2_5_vl"}
@@ -72,11 +73,13 @@ def _expected(family: str) -> list[list[float]]:
     return [_reference(family).score(*one) for one in _asked(family)]
 
 
-@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 5, "rows"), (3, 64, "rows"), (2, 64, "branches")])
+@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 0, "rows"), (3, 128, "rows"), (2, 0, "branches")])
 def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, chunk_size: int, scoring: str) -> None:
+    """A chunk of 0 tokens is one of the largest item's: each item has a chunk, and text what is left around it."""
     if scoring == "branches" and family == "qwen3_5":
         pytest.skip("states cannot be scored in tree batches")
     requests = [ScoringRequest(context, target, images=images) for context, target, images in _asked(family)]
+    chunk_size = chunk_size or max(map(_reference(family).num_tokens, PICTURES))
     with _open(family, num_slots=num_slots, chunk_size=chunk_size, scoring=scoring) as session:
         found = session.loglikelihood(requests)
         execution, counters = session.describe_execution(), session.counters
@@ -87,14 +90,25 @@ def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, c
 
 
 def test_greedy_answers_are_transformers(family: str) -> None:
+    """Some prompts end with the picture, and are asked twice."""
     reference, marker = _reference(family), MEDIA_FAMILIES[family].marker
-    text = f"Ann sees the {marker} and"
-    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for one in PICTURES]
+    asked = [(text, one) for text in (f"Ann sees the {marker} and", marker, marker) for one in PICTURES]
+    requests = [GenerationRequest(text, max_new_tokens=12, images=[one]) for text, one in asked]
     with _open(family, num_slots=3) as session:
         outputs = session.generate([*requests, GenerationRequest("Ann sees the", max_new_tokens=12)])
-    for one, output in zip(PICTURES, outputs, strict=False):
+    for (text, one), output in zip(asked, outputs, strict=False):
         assert reference.continues(reference.ids(text, [one]), [one], output.tokens, 12)
     assert reference.continues(reference.ids("Ann sees the", []), [], outputs[-1].tokens, 12)
+
+
+@pytest.mark.slow
+def test_prompt_that_ends_with_a_picture_is_answered() -> None:
+    """No token stands behind LLaVA's placeholders."""
+    reference, prompts = _reference("llava_clip"), ["<image>", "Ann sees the <image>"]
+    with _open("llava_clip", num_slots=2, chunk_size=17) as session:
+        outputs = session.generate([GenerationRequest(text, max_new_tokens=6, images=PICTURES[:1]) for text in prompts])
+    for text, output in zip(prompts, outputs, strict=True):
+        assert reference.continues(reference.ids(text, PICTURES[:1]), PICTURES[:1], output.tokens, 6)
 
 
 def test_text_opens_no_encoder(family: str, tmp_path: Path) -> None:
@@ -157,12 +171,12 @@ def test_messages_hold_pictures_or_leave_them_to_the_list(family: str) -> None:
 @pytest.mark.parametrize(
     ("context", "images", "error"),
     [
-        ("{marker}", [], "gives 0 images, and its prompt has 1 of the marker"),
-        ("plain", PICTURES[:1], "gives 1 image, and its prompt has 0"),
-        ("{marker}{marker}", PICTURES, "gives 3 images, and its prompt has 2"),
+        ("{marker}", [], "gives 0 pictures, and its prompt has 1 of the marker"),
+        ("plain", PICTURES[:1], "gives 1 picture, and its prompt has 0"),
+        ("{marker}{marker}", PICTURES, "gives 3 pictures, and its prompt has 2"),
         ([{"role": "user", "content": [{"type": "image"}]}], [], "leave 1 of 1 pictures open, and 0 are given"),
         ([{"role": "user", "content": [{"type": "video"}]}], [], "a part of the type 'video'"),
-        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives sound; this model takes none"),
+        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives a sound; this model takes none"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], [], r"'image_url' without 'image_url\.url'"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}],
@@ -185,20 +199,77 @@ def test_request_that_gives_other_pictures_than_it_needs_is_refused(
             session.loglikelihood([request])
 
 
+@pytest.mark.slow
+def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> None:
+    """The embedding graph would read features in its place, and none are there."""
+    name = next(iter(IN_DEFAULT_RUN))
+    marker = MEDIA_FAMILIES[name].marker
+    error = r"request 1 has no answer: a text holds '<\|image_pad\|>' .* reads a picture"
+    good = ScoringRequest("Ann sees", " blue stone")
+    with _open(name) as session:
+        for images in ([], PICTURES[:1]):
+            bad = ScoringRequest(f"Ann {marker * len(images)} sees", f" the {marker} here", images=images)
+            with pytest.raises(LostRequestsError, match=error):
+                session.loglikelihood([good, bad])
+        with pytest.raises(LostRequestsError, match=error):
+            session.loglikelihood_rolling(["Ann sees", f"Ann sees the {marker} here"])
+
+
 @pytest.mark.exporters
-def test_pictures_whose_tokens_see_each_other_are_fed_whole() -> None:
-    """mobius marks them by token ids beside the embeddings. Its numbers are not those of transformers, as `check`
-    tells, but they are the same however the engine is set up."""
-    context = f"Ann sees the {MEDIA_FAMILIES['gemma4_vl'].marker} and"
-    asked = [ScoringRequest(context, target, images=[one]) for one in PICTURES for target in (" blue stone", " wheel")]
-    found = []
-    for engine in ({"num_slots": 1, "chunk_size": 64}, {"num_slots": 3, "chunk_size": 5}, {"scoring": "rows"}):
-        with _open("gemma4_seen", **engine) as session:
-            found.append([output.logprob for output in session.loglikelihood(asked)])
-            notes = session.describe_execution()["notes"]
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
-    assert found[2] == pytest.approx(found[0], abs=1e-5)
-    assert any("of an item see each other: each request is fed whole and alone" in note for note in notes)
-    media = resolve(ModelSettings(model=str(media_export("gemma4_seen")[0]))).media
-    assert media is not None
-    assert any("give other numbers behind pictures than transformers" in note for note in media.notes)
+def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
+    with _open("gemma3") as session:
+        for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", PICTURES[:1])):
+            with pytest.raises(LostRequestsError, match="holds '<image_soft_token>'"):
+                session.loglikelihood([ScoringRequest(context, " stone", images=images)])
+
+
+@pytest.mark.slow
+def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
+    (name,) = IN_DEFAULT_RUN
+    largest = max(map(_reference(name).num_tokens, PICTURES))
+    asked = [ScoringRequest(MEDIA_FAMILIES[name].marker, " stone", images=[one]) for one in PICTURES]
+    answered: list[int] = []
+    with _open(name, chunk_size=largest - 1) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
+    too_large = [place for place, one in enumerate(PICTURES) if _reference(name).num_tokens(one) == largest]
+    words = f"an image takes {largest} tokens and is fed in one step: 'engine.chunk_size' = {largest - 1} allows fewer"
+    assert sorted(caught.value.lost) == too_large
+    assert all(words in reason for reason in caught.value.lost.values())
+    assert sorted([*answered, *too_large]) == list(range(len(PICTURES)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{"chunk_size": 15}, {"chunk_size": 15, "strict_shapes": True}])
+def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_opened(engine: dict[str, object]) -> None:
+    path = plain_encoder_export("f32", "webgpu")
+    words = "an image takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
+    with pytest.raises(ConfigError, match=words):
+        olive_ext.open(path, execution_provider="cpu", engine=engine)
+    config = {"model": {"path": str(path)}, "tasks": ["a"], "engine": engine, "execution_provider": "cpu"}
+    assert words in "\n".join(check_model(EvaluationConfig.parse(config)).problems)
+
+
+@pytest.mark.exporters
+def test_text_is_shared_and_batched_where_pictures_see_both_ways() -> None:
+    """A decoder in which a picture's tokens see each other does as any other with what has no picture."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    text = [
+        ScoringRequest(stem + words, target)
+        for stem in stems
+        for words in ("a", "the")
+        for target in (" wheel", " stone")
+    ]
+    alone = []
+    with _open("gemma4_seen", num_slots=1) as session:
+        for request in text:
+            alone.append(session.loglikelihood([request])[0].logprob)
+            session.release_memory()
+        notes = session.describe_execution()["notes"]
+    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
+    with _open("gemma4_seen", num_slots=3) as session:
+        found = [output.logprob for output in session.loglikelihood(text)]
+        counters = session.counters
+        assert session.describe_execution()["batching"] == "alike"
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
+    assert counters.steps < counters.tokens_fed / 4

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-import shutil
 import wave
 from pathlib import Path
 from typing import Any
@@ -143,32 +142,6 @@ def test_message_with_other_sound_than_is_needed_is_refused(
 ) -> None:
     with pytest.raises((TaskError, ConfigError, LostRequestsError), match=error):
         session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
-
-
-def test_suppressed_tokens_are_those_of_transformers(package: Path, tmp_path: Path) -> None:
-    """transformers' own processors on plain forward passes, against the configuration's two lists."""
-    reference, source = Reference(hf_model("whisper")), features(noise(5, 3))
-    plain = reference.greedy(source, [reference.start], 8)
-    lists = {"suppress_tokens": sorted({plain[2], plain[5]}), "begin_suppress_tokens": [plain[0]]}
-    processors = [
-        transformers.SuppressTokensLogitsProcessor(lists["suppress_tokens"]),
-        transformers.SuppressTokensAtBeginLogitsProcessor(lists["begin_suppress_tokens"], 1),
-    ]
-    expected = reference.greedy(source, [reference.start], 8, processors)
-    assert expected != plain
-    shutil.copytree(package, tmp_path / "package")
-    file = tmp_path / "package" / "generation_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **lists}), encoding="utf-8")
-    requests = [GenerationRequest(source=source, max_new_tokens=8), GenerationRequest(source=source, max_new_tokens=4)]
-    for engine in ({}, {"decode_ahead": True}):
-        with olive_ext.open(tmp_path / "package", engine=engine) as opened:
-            outputs = opened.generate(requests)
-            assert [list(output.tokens) for output in outputs] == [expected, expected[:4]]
-            with pytest.raises(TaskError, match="'suppress_tokens', which a beam search does not keep"):
-                opened.generate([GenerationRequest(source=source, max_new_tokens=8, num_beams=2)])
-            target = opened.tokenizer.encode_answer("old cat")
-            score = opened.loglikelihood([ScoringRequest("", "old cat", source=source)])[0]
-    assert score.token_logprobs == pytest.approx(reference.score(source, [reference.start], target), abs=1e-4)
 
 
 def test_two_sounds_or_a_sound_beside_features_are_refused(session: Session) -> None:

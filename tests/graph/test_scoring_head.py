@@ -71,7 +71,7 @@ def expected(logits: np.ndarray, chosen: dict[str, np.ndarray]) -> tuple[np.ndar
     rows = logits.reshape(-1, logits.shape[-1]).astype(np.float64)[chosen["score_rows"]]
     largest = rows.max(-1, keepdims=True)
     logprobs = rows - largest - np.log(np.exp(rows - largest).sum(-1, keepdims=True))
-    return logprobs[chosen["target_rows"], chosen["target_ids"]], rows.argmax(-1), rows[chosen["sample_rows"]]
+    return logprobs[chosen["target_rows"], chosen["target_ids"]], rows.argmax(-1), logprobs[chosen["sample_rows"]]
 
 
 def assert_scores(
@@ -297,3 +297,33 @@ def test_greedy_tokens_come_back_in_the_form_of_the_token_input(form, counts):
 def test_graph_has_no_output_for_tokens_unless_asked():
     names = [output.name for output in add_scoring_head(decoder(heads.gemm), "logits").model.graph.output]
     assert "next_ids" not in names
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(counts, has_rows):
+    model = decoder(heads.gemm)
+    logits = session(model).run(["logits"], feeds(model))[0]
+    chosen = picks(*counts)
+    if has_rows and not counts[0]:
+        return
+    best = logits.reshape(-1, V).argmax(-1)
+    bans = ((), tuple(sorted(set(best.tolist()))), (*range(V - 1), V + 5))
+    edited = add_scoring_head(model, "logits", HeadOutputs(bans=bans, has_rows=has_rows)).model
+    onnx.checker.check_model(edited)
+    row_bans = np.arange(max(counts[0], 1)) % 3
+    logprobs, _, sample = expected(logits, chosen)
+    found = session(edited).run(OUTPUTS, {**feeds(model), **chosen, "score_bans": row_bans})
+    np.testing.assert_allclose(found[0], logprobs, atol=2e-5)
+    rows = logits.reshape(-1, V)[chosen["score_rows"]].astype(np.float64)
+    for row, number in zip(rows, row_bans, strict=False):
+        row[[token for token in bans[number] if token < V]] = -np.inf
+    assert found[1].tolist() == rows.argmax(-1).tolist()
+    is_banned = ~np.isfinite(rows[chosen["sample_rows"]])
+    assert (found[2][is_banned] < -1e29).all()
+    np.testing.assert_allclose(found[2][~is_banned], sample[~is_banned], atol=2e-5)
+
+
+def test_bans_need_a_known_number_of_tokens():
+    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not tell how many there are"):
+        scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))

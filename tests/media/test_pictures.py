@@ -37,13 +37,30 @@ def test_path_bytes_and_picture_are_one(tmp_path: Path) -> None:
 
 def test_url_with_data_is_read() -> None:
     content = _png(picture(0, 4, 4))
-    assert data_of_url(f"data:image/png;base64,{base64.b64encode(content).decode()}") == content
+    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    assert data_of_url(url) == content
+    assert content_key(read_picture(url)) == content_key(picture(0, 4, 4))
+
+
+def test_shades_of_16_bits_are_those_of_8() -> None:
+    shades = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    for given in (Image.fromarray(shades), _png(Image.fromarray(shades)), Image.fromarray(shades).convert("I")):
+        np.testing.assert_array_equal(np.asarray(read_picture(given))[..., 0], shades >> 8)
+
+
+def test_photograph_with_what_a_camera_adds_is_the_photograph() -> None:
+    file = io.BytesIO()
+    picture(0, 8, 8).save(file, "MPO", save_all=True, append_images=[picture(1, 4, 4)])
+    assert read_picture(file.getvalue()).size == (8, 8)
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a.png", "file:///etc/passwd", "data:image/png,abc", ""])
 def test_url_that_would_be_fetched_is_refused(url: str) -> None:
     with pytest.raises(TaskError, match="only data URLs in base64"):
         data_of_url(url)
+    if url:
+        with pytest.raises(TaskError, match="only data URLs in base64"):
+            read_picture(url)
 
 
 def test_bad_base64_is_refused() -> None:
@@ -71,10 +88,14 @@ def test_picture_is_turned_as_its_exif_says() -> None:
     ("given", "error"),
     [
         (_png(picture(0, 40, 40))[:600], "cannot be read as a picture"),
-        (b"not a picture at all", "cannot be read as a picture"),
-        (b"", "cannot be read as a picture"),
+        (b"not a picture at all", "a picture cannot be read as a picture: no format that is known here"),
+        (b"", "a picture cannot be read as a picture: no format that is known here"),
         (Image.new("RGB", (0, 5)), r"has no pixels \(0 x 5\)"),
         (Image.new("RGB", (20000, 1)), "20000 x 1 pixels; a side has 16384 at most"),
+        (Image.new("RGB", (1, 201)), "1 x 201 pixels; one side is 200 times the other at most"),
+        (Image.fromarray(np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)), "shades of the mode 'F'"),
+        (Image.new("I", (4, 4), 1 << 20), "shades of the mode 'I'"),
+        ("x" * 5000, r"the picture 'x{60}\.\.\.x{60}' cannot be read"),
         (_animated(), r"is animated \(2 frames\)"),
         ("/nowhere/at/all.png", "the picture '/nowhere/at/all.png' cannot be read"),
         (np.zeros((4, 4, 3)), "a ndarray is no picture"),
@@ -85,6 +106,7 @@ def test_bad_picture_is_refused_in_one_line(given: Any, error: str) -> None:
     with pytest.raises(TaskError, match=error) as caught:
         read_picture(given)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
@@ -104,3 +126,13 @@ def test_digest_of_a_request_is_of_all_samples() -> None:
 def test_digest_of_a_request_is_of_the_pixels() -> None:
     one, same, other = ([{"visual": [picture(seed, 6, 4)]}] for seed in (0, 0, 1))
     assert media_digest(one) == media_digest(same) != media_digest(other)
+
+
+def test_digest_of_a_request_is_of_colours_and_not_of_their_numbers() -> None:
+    """Two pictures of the same numbers with other palettes, or turned by their EXIF, are two."""
+    red, blue, turned = Image.new("P", (4, 6)), Image.new("P", (4, 6)), picture(0, 4, 6)
+    red.putpalette([255, 0, 0] * 256)
+    blue.putpalette([0, 0, 255] * 256)
+    turned.getexif()[274] = 3
+    digests = {media_digest([{"visual": [image]}]) for image in (red, blue, turned, picture(0, 4, 6))}
+    assert len(digests) == 4

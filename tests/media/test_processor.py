@@ -74,8 +74,8 @@ def test_file_that_holds_another_picture_by_now_is_refused(tmp_path: Path) -> No
 
 
 def test_picture_that_the_processor_refuses_is_told_with_its_size(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"a picture of 1000 x 1 pixels is refused: .*aspect ratio"):
-        _processor(tmp_path, QWEN).item(Modality.IMAGE, picture(0, 1000, 1))
+    with pytest.raises(TaskError, match=r"a picture of 6 x 5 pixels is refused: .*mean"):
+        _processor(tmp_path, {**QWEN, "image_mean": [0.5, 0.5]}).item(Modality.IMAGE, picture(0, 6, 5))
 
 
 def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: 
 
 
 def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="the request has an audio; this model takes image"):
+    with pytest.raises(TaskError, match="the request has a sound; this model takes image"):
         _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.io import wavfile
 
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media.sound import SoundProcessor, read_sound
@@ -41,10 +42,34 @@ def test_wave_files_of_all_widths_are_read(tmp_path: Path) -> None:
         assert rate == RATE
     assert read_sound(_wav(np.array([128, 192, 64], np.uint8), 1))[0].tolist() == [0, 0.5, -0.5]
     assert read_sound(_wav(np.array([0, 2**30], np.int32), 4))[0].tolist() == [0, 0.5]
+    assert read_sound(_wav(np.array([0, 0, 0, 0, 0, 0x40, 0, 0, 0xC0], np.uint8), 3))[0].tolist() == [0, 0.5, -0.5]
+    for dtype in (np.float32, np.float64):
+        file = io.BytesIO()
+        wavfile.write(file, RATE, np.array([0, 0.5, -0.5], dtype))
+        assert read_sound(file.getvalue())[0].tolist() == [0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.array([128, 192, 64], np.uint8),
+        np.array([0, 2**14, -(2**14)], np.int16),
+        np.array([0, 2**30, -(2**30)], np.int32),
+        np.array([0, 0.5, -0.5]),
+        [0, 0.5, -0.5],
+    ],
+    ids=lambda samples: getattr(samples, "dtype", "list"),
+)
+def test_arrays_of_whole_numbers_are_scaled_as_in_a_file(samples: Any) -> None:
+    for given in ((samples, RATE), (samples, float(RATE)), {"array": samples, "sampling_rate": RATE}):
+        assert read_sound(given)[0].tolist() == [0, 0.5, -0.5]
 
 
 def test_channels_are_averaged() -> None:
     assert read_sound(_wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
+    stereo = np.array([[0, 1, 0, 0.5], [0.5, 0, 0, 0.5]])
+    for given in (stereo, stereo.T):  # torchaudio's order of axes, and soundfile's
+        assert read_sound((given, RATE))[0].tolist() == [0.25, 0.5, 0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +79,16 @@ def test_channels_are_averaged() -> None:
         (([0.0, np.nan], RATE), "holds NaN or infinity"),
         ({"array": [np.inf], "sampling_rate": RATE}, "holds NaN or infinity"),
         (b"RIFF....", "cannot be read as a WAV file"),
-        (_wav(np.zeros(9, np.uint8), 3), "cannot be read as a WAV file"),
+        (_wav(np.zeros(900, np.int16))[:700], "cannot be read as a WAV file: Reached EOF prematurely"),
+        (_wav(np.zeros(900, np.int16))[:30], "cannot be read as a WAV file"),
+        (([[0.0], [0.0, 1.0]], RATE), "a sound is no array of samples"),
+        ((["a", "b"], RATE), "a sound has samples of the type <U1: give floats, or uint8, int16, int32"),
+        ((np.zeros(9, np.complex64), RATE), "of the type complex64"),
+        ((np.zeros(9, np.int64), RATE), "of the type int64"),
+        ((None, RATE), "of the type object"),
+        ({"bytes": b"", "path": "a.wav"}, "a dict is no sound: give"),
         ("/nowhere.wav", "the sound '/nowhere.wav' cannot be read"),
-        ({"array": [0.0]}, "a tuple is no sound"),
+        ({"array": [0.0]}, "a dict is no sound"),
         (np.zeros(4), "a ndarray is no sound"),
     ],
 )

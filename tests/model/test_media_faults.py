@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from olive_ext.model.item_masks import ItemMasks
 from olive_ext.model.media_faults import known_faults
 
 
@@ -47,6 +48,27 @@ def test_fault_is_told_where_graph_and_configuration_show_it(
     part: str, encoder: ModelProto, config: dict[str, Any], told: str | None
 ) -> None:
     found = known_faults({part: encoder}, ({}, {"model_type": "gemma4", **config}))
+    assert len(found) == (told is not None)
+    for sentence in found:
+        assert re.search(str(told), sentence)
+
+
+@pytest.mark.parametrize(
+    ("masks", "told"),
+    [
+        (ItemMasks(), "this decoder takes no token types"),
+        (
+            ItemMasks((0, 1, 2), (0, 2)),
+            "1 layers of full attention and in 2 sliding .* window of 16, too",
+        ),
+        (ItemMasks((0, 2), (2,)), "do so in 1 sliding layers beyond the window of 16, too"),
+        (ItemMasks((0, 2)), None),
+    ],
+)
+def test_masks_of_gemma_4_are_held_against_transformers(masks: ItemMasks, told: str | None) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {"use_bidirectional_attention": "vision", "layer_types": kinds, "sliding_window": 16}
+    found = known_faults({}, ({}, {"model_type": "gemma4", "text_config": text}), masks)
     assert len(found) == (told is not None)
     for sentence in found:
         assert re.search(str(told), sentence)

@@ -155,8 +155,8 @@ BAD_PICTURES = {
     "zero-sized": "empty.png' cannot be read as a picture",
     "long": "long.png' has 20000 x 1 pixels; a side has 16384 at most",
     "animated": r"animated.gif' is animated \(2 frames\)",
-    "none": "the request gives 0 images, and its prompt has 1 of the marker",
-    "two": "the request gives 2 images, and its prompt has 1 of the marker",
+    "none": "the request gives 0 pictures, and its prompt has 1 of the marker",
+    "two": "the request gives 2 pictures, and its prompt has 1 of the marker",
 }
 
 

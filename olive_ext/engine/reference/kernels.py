@@ -17,7 +17,8 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, named_ort_failures
+from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError

@@ -153,6 +153,7 @@ class ResidentTap(Tap):
             answer_steps=own.answer_steps and other.answer_steps,
             source_kind=own.source_kind,
             row_group=max(own.row_group, other.row_group),
+            item_limit=own.item_limit.both(other.item_limit),
         )
 
     def _batching(self, runner: Runner) -> Batching:

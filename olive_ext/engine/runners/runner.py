@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
@@ -50,6 +50,9 @@ class Traits:
 
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""
+
+    item_limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens a picture or a sound may have."""
 
 
 class Capacity(NamedTuple):

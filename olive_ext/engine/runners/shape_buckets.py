@@ -119,7 +119,7 @@ class BucketedRunner(Runner):
         padded = self.padded(step)
         if padded is None:
             halves = halve(step, Batching.SINGLE)
-            assert halves is not None, "a step of one token fits wherever its tokens do"
+            assert halves is not None
             return joined(self.run(replace(halves[0], copies=step.copies)), self.run(halves[1]))
         if self._is_shaped(step):
             self._note(shape_of(padded))
@@ -133,18 +133,21 @@ class BucketedRunner(Runner):
         )
 
     def padded(self, step: Step) -> Step | None:
-        """The step in one of the shapes; None where a slot has no room for it."""
+        """The step in one of the shapes; None where a slot has no room for it and it can be split. One that cannot, an
+        item at the end of a slot, has a shape of its own."""
         if not self._is_shaped(step):
             return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
         tokens = _next(self._sizes, len(step.rows[0].tokens))
         if any(row.past + tokens > self.capacity.positions for row in step.rows):
-            return None
+            if halve(step, Batching.SINGLE) is not None:
+                return None
+            tokens = len(step.rows[0].tokens)
         reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
         whole = len(step.whole_rows)
         more = self.capacity.num_slots - whole if whole > 1 else 0
         return replace(
             step,
-            rows=tuple(row._replace(tokens=_filled(row.tokens, tokens, PADDING)) for row in step.rows),
+            rows=tuple(_padded_row(row, tokens) for row in step.rows),
             logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
             targets=_filled(step.targets, reads, (0, PADDING)),
             samples=_filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),
@@ -213,6 +216,12 @@ def shape_of(step: Step) -> Shape:
     assert step.width is not None
     whole = max(1, len(step.whole_rows))
     return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), whole, step.width)
+
+
+def _padded_row(row: Row, num_tokens: int) -> Row:
+    """The row with padding, which stands for no item behind it."""
+    media = tuple(run for run in row.media if run.start < row.past + len(row.tokens))
+    return row._replace(tokens=_filled(row.tokens, num_tokens, PADDING), media=media)
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:

@@ -53,7 +53,7 @@ class Admission:
                 if not parent.num_children and self._last.get(parent.slot) is parent:
                     self.wanted.remove(parent.slot)
             limit = self._most_shared(sequence)
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted)
+            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted, sequence.media)
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
             change = self.wanted.add if sequence.num_children else self.wanted.discard

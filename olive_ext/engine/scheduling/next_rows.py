@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from olive_ext.engine.media import chunk_end
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Batching, Row
@@ -31,9 +32,15 @@ def next_rows(
     packed = [(sequence, _row(sequence, traits, capacity, 1)) for sequence in decoding]
     room = most_tokens - len(packed)
     for sequence in inputs:
-        if room > 0 or not packed:
-            packed.append((sequence, _row(sequence, traits, capacity, room)))
-            room -= len(packed[-1][1].tokens)
+        if room <= 0 and packed:
+            break
+        row = _row(sequence, traits, capacity, max(1, room))
+        if sequence.media and len(row.tokens) > room:  # it begins with an item, which is not cut
+            if len(packed) == len(decoding):
+                return [(sequence, row)]
+            continue
+        packed.append((sequence, row))
+        room -= len(row.tokens)
     return packed
 
 
@@ -57,10 +64,13 @@ def _alike(ready: Iterable[tuple[Sequence, int]], traits: Traits) -> list[Sequen
 
 
 def _row(sequence: Sequence, traits: Traits, capacity: int, most: int) -> Row:
-    """The sequence's next tokens, up to `most` of them where it may be split."""
+    """The sequence's next tokens, up to `most` of them where it may be split; all of an item of more that they begin
+    with."""
     start, stop = sequence.computed, sequence.end
     if traits.chunked_prefill:
         stop = min(stop, start + most)
+        if sequence.media and stop < sequence.end:
+            stop = chunk_end(sequence.media, start, stop, traits.row_group)
     if not traits.can_rewind:
         stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
     is_checkpoint = not traits.can_rewind and stop in sequence.checkpoints

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from olive_ext.engine.scheduling.planned_step import IDLE, PlannedStep
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Ban, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import RunError
 
 UNKNOWN = (0,)
@@ -33,11 +33,16 @@ def following(planned: PlannedStep, chosen: Container[Sequence | None], capacity
     resident = [row.past + len(row.tokens) if fed else row.past for row, fed in zip(step.rows, before, strict=True)]
     pasts = [past if feeds else min(past, capacity - 1) for past, feeds in zip(resident, now, strict=True)]
     rows = [
-        Row(row.slot, past, UNKNOWN, False, row.source, row.media) for row, past in zip(step.rows, pasts, strict=True)
+        Row(row.slot, past, UNKNOWN, False, row.source, row.media if feeds else ())
+        for row, past, feeds in zip(step.rows, pasts, now, strict=True)
     ]
     readings = tuple([IDLE if sequence is None else sequence.decoding for sequence in now])
     targets = [(place, reading.reads[0].token) for place, reading in enumerate(readings) if reading.reads]
-    followed = Step(tuple(rows), one_each(len(rows)), tuple(targets), uses_previous_tokens=True)
+    logits_rows = one_each(len(rows))
+    if [True for sequence in now if sequence is not None and sequence.ban_at(sequence.num_input)]:
+        bans = [Ban.NONE if sequence is None else sequence.ban_at(sequence.num_input) for sequence in now]
+        logits_rows = tuple([row._replace(ban=ban) for row, ban in zip(logits_rows, bans, strict=True)])
+    followed = Step(tuple(rows), logits_rows, tuple(targets), uses_previous_tokens=True)
     return PlannedStep(followed, now, readings)
 
 

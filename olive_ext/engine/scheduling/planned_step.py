@@ -9,7 +9,7 @@ from typing import Any
 
 from olive_ext.engine.scheduling.beam_group import BeamGroup
 from olive_ext.engine.scheduling.sequences import Reading, Sequence
-from olive_ext.engine.step import LogitsRow, Row, Step
+from olive_ext.engine.step import Ban, LogitsRow, Row, Step
 
 IDLE = Reading()
 
@@ -64,7 +64,8 @@ def planned(
                 groups[number] = beams[row.slot]
             elif reading.is_next and sequence.needs_rows:
                 samples.append(number)
-            logits_rows.append(LogitsRow(place, position - row.past, record))
+            ban = sequence.ban_at(position) if reading.is_next else Ban.NONE
+            logits_rows.append(LogitsRow(place, position - row.past, record, ban))
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olive_ext.engine.media import border
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
 from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
 
@@ -60,7 +61,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
         answer = Answer(key, request.num_targets, request.generation)
         if length > shared or request.generation is not None:
             sequence = _sequence(tokens, request, answer)
-            sequence.num_shared = shared if shared < length else length - 1
+            sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
             sequence.parent = _parent(sequence.num_shared, owners)
             if length > shared:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
+from olive_ext.engine.step import Ban
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
@@ -149,10 +150,10 @@ class Sequence:
 
     @cached_property
     def decoding(self) -> Reading:
-        """Of a row that finds the next token alone. With a probe, of a token that the vocabulary has: the input's last
-        one; rows to choose from are seen as a whole."""
+        """Of a row that finds the next token alone. With a probe, of a token that every vocabulary has (the input's may
+        be numbers of a picture); rows to choose from are seen as a whole."""
         assert self.answer is not None
-        probe = Read(int(self.tokens[self.num_input - 1]), self.answer, PROBE)
+        probe = Read(0, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
@@ -203,30 +204,31 @@ class Sequence:
         reads = self.reads
         found = [(at, Reading(self, reads[at])) for at in sorted(reads) if past <= at <= last]
         if self.generation is not None and last == self.end - 1:
-            scores = found.pop()[1].reads if last in reads else []
+            scores = found.pop()[1].reads if last in reads and not self.generation.suppressed else []
             decoding = self.decoding
             found.append((last, decoding._replace(reads=[*scores, *decoding.reads]) if scores else decoding))
         return found
+
+    def ban_at(self, position: int) -> Ban:
+        """Which tokens are ruled out as the one that is generated behind that position."""
+        assert self.generation is not None
+        if not self.generation.suppressed:
+            return Ban.NONE
+        return Ban.FIRST if position < self.num_input else Ban.LATER
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
         return min(self.reads, default=self.num_input - 1)
 
     def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
-        """One token id, after suppression, temperature, top_k and top_p in the order of Hugging Face's logits
-        processors.
+        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
 
         top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
         """
         assert self.generation is not None
         assert self.answer is not None
-        sampling, suppressed = self.generation.sampling, self.generation.suppressed
-        if suppressed:
-            hidden = [*suppressed.everywhere, *(suppressed.at_first if not self.answer.generated else ())]
-            logits_V = logits_V.copy()
-            logits_V[[token for token in hidden if 0 <= token < len(logits_V)]] = -np.inf
-        if self.rng is None:
-            return int(logits_V.argmax())
+        assert self.rng is not None
+        sampling = self.generation.sampling
         scaled_V = logits_V.astype(np.float64) / sampling.temperature
         order_V = np.argsort(-scaled_V, kind="stable")
         if sampling.top_k:

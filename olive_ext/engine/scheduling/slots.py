@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olive_ext.engine.media import Media, border
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.step import Copy, Row
 
@@ -86,14 +87,21 @@ class Slots:
         shares."""
         return min(self._lengths[slot], self.capacity - 1)
 
-    def take(self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset()) -> Taken:
+    def take(
+        self,
+        tokens: TokenArray,
+        limit: int,
+        source: str = "",
+        wanted: Container[int] = frozenset(),
+        media: Media = (),
+    ) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared.
+        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part.
         """
-        shared = self._reusable(tokens[:limit], source)
+        shared = self._reusable(tokens[:limit], source, media)
         free = [slot for slot in range(self.num_slots) if slot not in self._busy]
         oldest = self._oldest(wanted)
         kept = wanted if self._keeps_wanted else ()
@@ -159,13 +167,15 @@ class Slots:
         self._clock += 1
         self._used_at[slot] = self._clock
 
-    def _reusable(self, tokens: TokenArray, source: str) -> list[int]:
+    def _reusable(self, tokens: TokenArray, source: str, media: Media) -> list[int]:
         """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
         differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
         differs_SP[:, -1] = True  # ends what is equal
         np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
         equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
         equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
+        if media:
+            equal = [border(media, length, self._row_group) for length in equal]
         if not self._can_rewind:
             equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
         return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]

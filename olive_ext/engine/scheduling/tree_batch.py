@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from olive_ext.config import ExecutionSettings
+from olive_ext.engine.media import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.answer_steps import AnswerSteps
@@ -134,20 +135,25 @@ class TreeBatches:
         self._waiting.append(sequence)
 
     def plan(self, num_tokens: int) -> TreeBatchPlan:
-        """Rows with `num_tokens` tokens together, fewer where no more are waiting. The last row may end before its
-        sequence does, which then stays the first that waits."""
+        """Rows with `num_tokens` tokens together, fewer where no more are waiting or an item would be cut, more where
+        the first row begins with an item of more. The last row may end before its sequence does, which then stays the
+        first that waits."""
         move = self._prefix.settle(_to_join(self._waiting[0]))
         first_cell = self._prefix.top
         room = min(num_tokens, self._prefix.room)
         rows: list[tuple[Sequence, Row]] = []
         shared = []
-        while room and self._waiting:
+        while room > 0 and self._waiting:
             sequence = self._waiting[0]
             is_new = not sequence.computed
             sequence.computed = self._prefix.join(_to_join(sequence))
             if is_new:
                 shared.append(sequence.computed)
             stop = min(sequence.end, sequence.computed + room)
+            if sequence.media and stop < sequence.end:
+                stop = chunk_end(sequence.media, sequence.computed, stop)
+            if rows and stop - sequence.computed > room:
+                break
             tokens = sequence.tokens[sequence.computed : stop]
             row = Row(
                 SHARED_PREFIX,
@@ -159,8 +165,9 @@ class TreeBatches:
             self._prefix.extend(tokens)
             rows.append((sequence, row))
             room -= len(tokens)
-            if stop == sequence.end:
-                self._waiting.popleft()
+            if stop < sequence.end:
+                break
+            self._waiting.popleft()
         return TreeBatchPlan(tuple(rows), tuple(shared), (move,) if move else (), first_cell)
 
 
@@ -210,4 +217,4 @@ class SharedPrefix:
 
 def _to_join(sequence: Sequence) -> TokenArray:
     """Tokens that need not be fed where they are resident: those computed, or those before the first score."""
-    return sequence.tokens[: sequence.computed or sequence.first_read()]
+    return sequence.tokens[: sequence.computed or border(sequence.media, sequence.first_read())]

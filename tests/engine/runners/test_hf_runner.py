@@ -211,15 +211,6 @@ def test_beams_are_refused_by_name() -> None:
         Engine(runner, 64).run([asked])
 
 
-def test_an_encoder_decoder_is_refused_by_name(tmp_path: Any) -> None:
-    import transformers
-
-    config = transformers.T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=VOCAB)
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="is an encoder-decoder, which is not run on transformers here: give an ONNX"):
-        load_model(str(tmp_path), "auto", "cpu")
-
-
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
     make("llama").to(torch.float32).save_pretrained(tmp_path)
     model, facts = load_model(str(tmp_path), "bfloat16", "cpu")

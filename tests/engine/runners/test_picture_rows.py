@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media import MediaItem, MediaRun, rotary_positions, rows_within
+from olive_ext.engine.media import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.opener import Opener
 from olive_ext.engine.step import Row
@@ -37,10 +37,10 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
     processor = MediaProcessor(model.media, model.files)
     embedding = Opener(model, None).embedding(model.spec, Device("cpu"))
     items = [processor.item(Modality.IMAGE, picture(seed, 40, 40)) for seed in (0, 1)]
-    # Positions 3 to 12 of sequences whose pictures begin at 1 and at 5: the end of one, the beginning of the other.
+    # Positions 3 to 22 of sequences whose pictures begin at 4 and at 6.
     rows = [
-        Row(slot, 3, tuple(range(100, 110)), media=(MediaRun(start, item),))
-        for slot, (start, item) in enumerate(zip((1, 5), items, strict=True))
+        Row(slot, 3, tuple(range(100, 120)), media=(MediaRun(start, item),))
+        for slot, (start, item) in enumerate(zip((4, 6), items, strict=True))
     ]
 
     def embedded(*given: Row) -> npt.NDArray[np.float32]:
@@ -49,7 +49,7 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
         return bound.values["inputs_embeds"]
 
     together = embedded(*rows)
-    assert together.shape == (2, 10, 64)
+    assert together.shape == (2, 20, 64)
     np.testing.assert_array_equal(together, np.concatenate([embedded(row) for row in rows]))
     assert not np.array_equal(together[0], together[1])
 
@@ -72,7 +72,25 @@ def test_items_without_a_grid_have_the_positions_of_text() -> None:
     assert rotary_positions((MediaRun(1, _item(3, None)),), range(6))[2].tolist() == list(range(6))
 
 
-def test_rows_within_are_those_of_the_positions_asked_for() -> None:
-    media = (MediaRun(2, _item(4, None)), MediaRun(8, _item(2, None)))
-    found = [(place, rows.first, rows.stop) for place, rows in rows_within(media, 4, 9)]
-    assert found == [(4, 2, 4), (8, 0, 1)]
+MEDIA = (MediaRun(2, _item(4, None)), MediaRun(6, _item(3, None)), MediaRun(11, _item(2, None)))
+"""Text at positions 0 and 1, 9 and 10, and from 13 on."""
+
+
+def test_runs_within_are_those_of_the_positions_asked_for() -> None:
+    assert runs_within(MEDIA, 0, 2) == []
+    assert runs_within(MEDIA, 2, 9) == list(MEDIA[:2])
+    assert runs_within(MEDIA, 9, 20) == list(MEDIA[2:])
+    with pytest.raises(AssertionError, match="cuts an item"):
+        runs_within(MEDIA, 0, 8)
+
+
+def test_borders_are_the_positions_where_no_item_is_cut() -> None:
+    assert [border(MEDIA, position) for position in range(15)] == [0, 1, 2, 2, 2, 2, 6, 6, 6, 9, 10, 11, 11, 13, 14]
+    assert [border(MEDIA, position, 2) for position in range(15)] == [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 14]
+
+
+def test_chunk_ends_before_an_item_that_it_would_cut_or_behind_one_that_it_begins_with() -> None:
+    assert [chunk_end(MEDIA, 0, stop) for stop in (1, 3, 5, 6, 8, 10)] == [1, 2, 2, 6, 6, 10]
+    assert [chunk_end(MEDIA, 2, stop) for stop in (3, 8, 9)] == [6, 6, 9]
+    assert chunk_end(MEDIA, 6, 9, 2) == 9  # no multiple of 2 is a border within the chunk
+    assert chunk_end(MEDIA, 9, 13, 2) == 10

@@ -10,7 +10,8 @@ import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, is_memory_error
+from olive_ext.engine.runners.ort.ort_failures import is_memory_error
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
 from olive_ext.model import resolve, resolve_providers
 from olive_ext.model.types import Provider

@@ -43,8 +43,8 @@ class FedRow:
 
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """What is fed for `tokens`, of which `held` are in the cache. Where one of the others is a picture's or a sound's,
-    that is all from the first token on, and to the end of the last of them, which may be behind the last token."""
+    """What is fed for `tokens`, of which `held` are in the cache: where one of the others is a picture's or a sound's,
+    all from the first token on."""
     begun = tuple(run for run in media if run.start < len(tokens))
     if not begun or begun[-1].stop <= held:
         return FedRow(held, list(tokens[held:]), ())

@@ -7,7 +7,7 @@ Axes: S tokens of a row or of a tree batch, T cells, R logits rows, V vocabulary
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,16 @@ from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source, common_prefix
 from olive_ext.engine.runners.hf.fed_items import fed_row, item_inputs, rotary_inputs
 from olive_ext.engine.runners.hf.hf_model import DEFAULT_LENGTH, context_length, is_croppable, load_model, new_cache
+from olive_ext.engine.runners.hf.shared_prefix import HfSharedPrefix
 from olive_ext.engine.runners.hf.source_states import SourceStates
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.runners.trials import check_tree_batches
-from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.checkpoint import read_source
 from olive_ext.model.decisions import choose_chunk_size
+from olive_ext.model.generation_config import Suppressed, read_suppressed
 from olive_ext.model.media_types import MediaSpec
 
 if TYPE_CHECKING:
@@ -47,12 +49,18 @@ class HfRunner(Runner):
     host_bytes = 0
 
     def __init__(
-        self, model: Any, facts: Mapping[str, Any], max_length: int | None = None, media: MediaSpec | None = None
+        self,
+        model: Any,
+        facts: Mapping[str, Any],
+        max_length: int | None = None,
+        media: MediaSpec | None = None,
+        suppressed: Suppressed | None = None,
     ) -> None:
-        """`media`: what the model takes besides text."""
+        """`media`: what the model takes besides text; `suppressed`: what an encoder-decoder never generates."""
         self.tokens_replayed = 0
         self._model = model
         self._media = media
+        self._bans = suppressed.bans if suppressed is not None else ()
         self._facts = facts
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
@@ -180,8 +188,6 @@ class HfRunner(Runner):
             logits_RV = self._model(**given, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cached = self._slot = tokens
-        if fed.stop > len(tokens):
-            self._cut(fed.stop - len(tokens))
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
@@ -210,12 +216,15 @@ class HfRunner(Runner):
         import torch
 
         with torch.inference_mode():
+            allowed_RV = logits_RV.clone() if self._bans else logits_RV
+            for number, found in enumerate(step.logits_rows if self._bans else ()):
+                allowed_RV[number, list(self._bans[found.ban])] = -torch.inf
             log_sums_R = logits_RV.logsumexp(-1)
             rows_T = torch.tensor([row for row, _ in step.targets], dtype=torch.long, device=logits_RV.device)
             ids_T = torch.tensor([token for _, token in step.targets], dtype=torch.long, device=logits_RV.device)
             logprobs_T = logits_RV[rows_T, ids_T] - log_sums_R[rows_T]
-            greedy_R = logits_RV.argmax(-1)[: len(step.logits_rows)]
-            samples_KV = logits_RV[list(step.samples)]
+            greedy_R = allowed_RV.argmax(-1)[: len(step.logits_rows)]
+            samples_KV = allowed_RV[list(step.samples)]
         logprobs, greedy, samples = (self._to_host(tensor) for tensor in (logprobs_T, greedy_R, samples_KV))
         return StepOutput(logprobs, greedy, samples, logits_RV.cpu().numpy())
 
@@ -225,75 +234,12 @@ class HfRunner(Runner):
         return array
 
 
-class HfSharedPrefix:
-    """The shared-prefix cache: a cache of transformers whose places are cells, less cell 0, which no token sees."""
-
-    def __init__(self, model: Any, new_cache: Callable[[], Any]) -> None:
-        self._model = model
-        self._new_cache = new_cache
-        self._cache: Any = None
-
-    def forget(self) -> None:
-        """Gives the memory back; the next step must begin at the first cell."""
-        self._cache = None
-
-    def run(self, step: Step) -> torch.Tensor:
-        """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
-        import torch
-
-        assert step.first_cell is not None
-        with torch.inference_mode():
-            self._settle(step)
-            ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
-            positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
-            starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
-            rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
-            logits_RV: torch.Tensor = self._model(
-                input_ids=ids,
-                attention_mask=self._mask(step.rows, step.first_cell),
-                position_ids=torch.tensor([positions], device=self._model.device),
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=rows,
-            ).logits[0]
-        return logits_RV.float()
-
-    def _settle(self, step: Step) -> None:
-        """Makes the step's moves, and drops the cells that the step writes anew."""
-        import torch
-
-        assert step.first_cell is not None
-        if self._cache is None:
-            self._cache = self._new_cache()
-        for move in step.moves:
-            sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
-            for layer in self._cache.layers:
-                for cells in (layer.keys, layer.values):
-                    cells[:, :, target : target + len(sources)] = cells[:, :, sources]
-        stale = self._cache.get_seq_length() - (step.first_cell - FIRST_CELL)
-        if stale > 0:
-            self._cache.crop(-stale)  # a negative number takes that many away, in every version 5
-        elif stale < 0:  # anything goes into cells that were never written: steps are tried and timed on any cache
-            ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
-            self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-
-    def _mask(self, rows: tuple[Row, ...], first_cell: int) -> torch.Tensor:
-        """[1, 1, S, T], added to scores."""
-        import torch
-
-        visible_ST = visible_cells(rows, first_cell, None)[0, 0, :, FIRST_CELL:]
-        fresh = first_cell - FIRST_CELL
-        visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
-        hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
-        bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
-        return bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None]
-
-
 def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
     """A model that runs on transformers. Raises `ModelError` for what cannot be loaded as a causal language model."""
     settings, threads = model.settings, model.settings.engine.num_threads
     num_threads = None if threads == "auto" else threads
     trusted = settings.trust_remote_code
     loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads, trust_remote_code=trusted)
-    runner = HfRunner(loaded, facts, settings.max_length, model.media)
+    suppressed = read_suppressed(model.processor_files) if model.source_kind is not None else None
+    runner = HfRunner(loaded, facts, settings.max_length, model.media, suppressed)
     return OpenedRunner(runner, choose_chunk_size(settings.engine)[0])

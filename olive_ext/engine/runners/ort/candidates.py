@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.step import Candidates
 from olive_ext.graph.candidates import OUTPUTS, candidates_graph
+from olive_ext.graph.scoring_head import BANNED
 
 
 class CandidateReader:
@@ -22,7 +23,7 @@ class CandidateReader:
         self._session: ort.InferenceSession | None = None
 
     def read(self, logits_KV: ort.OrtValue, rows: Sequence[int], count: int) -> Candidates:
-        """Those of `rows`, of each `count` or the whole vocabulary."""
+        """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
         vocab_size = logits_KV.shape()[1]
         if self._session is None:
             self._session = self._open_graph(candidates_graph(vocab_size))
@@ -34,4 +35,5 @@ class CandidateReader:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         logprobs, ids = binding.get_outputs()
-        return Candidates(logprobs.numpy(), ids.numpy())
+        logprobs_NC = logprobs.numpy()
+        return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())

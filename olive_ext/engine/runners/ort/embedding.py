@@ -62,11 +62,11 @@ class Embedding:
         binding = self._session.io_binding()
         num_tokens, num_rows = len(layout.tokens_N), len(layout.past_B)
         # The graph counts placeholders from the beginning of each row, and features are counted over all rows.
-        is_folded = bool(layout.features) and num_rows > 1 and len(self._spec.inputs[0].tensor.shape) == 2
+        is_folded = bool(layout.items) and num_rows > 1 and len(self._spec.inputs[0].tensor.shape) == 2
         layout = replace(layout, past_B=layout.past_B[:1]) if is_folded else layout
         self._feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         for modality, encoder in self._encoders.items():
-            encoder.bind(binding, [rows for rows in layout.features if rows.item.modality is modality], num_tokens)
+            encoder.bind(binding, [item for item in layout.items if item.modality is modality], num_tokens)
         for tensor in self._unused:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:

@@ -38,6 +38,7 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
 class Head:
     """Computes a step's scores on the device `place`, as a part of the decoder's graph. The logits rows are left on the
     device `exposed`, the greedy tokens on `kept`, where these are given; rows to sample from that nobody reads stay.
+    `has_bans`: the graph takes the number of each row's list of tokens that it must not give.
 
     `open_graph` opens the small graph that reads candidates of beams. `products`: (inner size, columns) of those
     besides the head's that run on scored rows only.
@@ -52,6 +53,8 @@ class Head:
         exposed: Device | None = None,
         kept: Device | None = None,
         products: Sequence[tuple[int, int]] = (),
+        *,
+        has_bans: bool = False,
     ) -> None:
         self.next_ids: ort.OrtValue | None = None
         """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
@@ -61,6 +64,7 @@ class Head:
         self._products = products
         self._exposed = exposed
         self._kept = kept
+        self._has_bans = has_bans
         self._kind = kind
         self._reason = reason
 
@@ -81,6 +85,8 @@ class Head:
             "target_ids": [token for _, token in step.targets],
             "sample_rows": [*whole_rows, *[0] * num_idle],
         }
+        if self._has_bans:
+            indices["score_bans"] = [found.ban for found in step.logits_rows] or [0]
         for name, values in indices.items():
             feed.bind(binding, name, integers(values))
         for name in OUTPUTS:
@@ -125,10 +131,11 @@ class SeparateHead(Head):
         *,
         exposes_rows: bool,
         async_decode: bool,
+        has_bans: bool,
     ) -> None:
         why = "the graph runs as it is; its logits feed a second graph"
         places = (device if exposes_rows else None), (device if async_decode else None)
-        super().__init__("untouched", why, device, open_graph, *places)
+        super().__init__("untouched", why, device, open_graph, *places, has_bans=has_bans)
         self._session = session
         self._logits = logits
         self._device = device

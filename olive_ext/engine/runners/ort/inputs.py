@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media import FeatureRows, rotary_positions, rows_within
+from olive_ext.engine.media import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Row, Step, visible_cells
@@ -50,8 +50,8 @@ class Layout:
     width: int
     """Positions, or cells, that a mask covers."""
 
-    features: tuple[FeatureRows, ...] = ()
-    """Features that take the places of placeholders, in the order of these."""
+    items: tuple[MediaItem, ...] = ()
+    """Pictures and sounds whose features take the places of placeholders, in the order of these."""
 
     rotary_3N: Array | None = None
     """Time, height and width of each token where these differ: in sequences with pictures."""
@@ -75,16 +75,16 @@ class Layout:
         if len(tokens_N) > len(rows):
             starts = np.cumsum(lengths) - lengths
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        features: tuple[FeatureRows, ...] = ()
+        items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
         if [row for row in rows if row.media]:
             tokens_N = tokens_N.copy()
-            features, rotary_3N = _place_media(rows, tokens_N, positions_N)
+            items, rotary_3N = _place_media(rows, tokens_N, positions_N)
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
         total = past + lengths
         most = width or int(np.maximum.reduce(total))
-        return cls(tokens_N, lengths, past, total, positions_N, most, features, rotary_3N, pads_in_front)
+        return cls(tokens_N, lengths, past, total, positions_N, most, items, rotary_3N, pads_in_front)
 
     @property
     def starts_B1(self) -> Array:
@@ -94,19 +94,18 @@ class Layout:
         return starts
 
 
-def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[FeatureRows, ...], Array]:
-    """Puts the placeholders of the rows' items into `tokens_N`; their features, and the rotary positions of all
-    tokens."""
-    features, rotary_3N = [], np.stack([positions_N] * 3)
+def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[MediaItem, ...], Array]:
+    """Puts the placeholders of the rows' items into `tokens_N`; the items, and the rotary positions of all tokens."""
+    items, rotary_3N = [], np.stack([positions_N] * 3)
     starts = accumulate([len(row.tokens) for row in rows], initial=0)
     for row, start in zip(rows, starts, strict=False):
         place, length = start - row.past, len(row.tokens)
-        for position, found in rows_within(row.media, row.past, row.past + length):
-            tokens_N[place + position : place + position + found.stop - found.first] = found.item.placeholder
-            features.append(found)
+        for run in runs_within(row.media, row.past, row.past + length):
+            tokens_N[place + run.start : place + run.stop] = run.item.placeholder
+            items.append(run.item)
         own = slice(start, start + length)
         rotary_3N[:, own] = rotary_positions(row.media, positions_N[own])
-    return tuple(features), rotary_3N
+    return tuple(items), rotary_3N
 
 
 def _positions(rows: Layout, tensor: TensorSpec) -> Array:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.media import FeatureRows, MediaItem
+from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
     Arrays,
@@ -32,12 +32,10 @@ from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
-from olive_ext.model.media_types import MediaEncoderSpec, Modality
+from olive_ext.model.media_types import WORDS, MediaEncoderSpec
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
 Tensors = tuple[ort.OrtValue, ...]
-
-_COUNTED = {Modality.IMAGE: "image", Modality.AUDIO: "sound"}
 
 FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
@@ -79,13 +77,14 @@ class MediaEncoder:
         self.budget = budget
         self._kept: OrderedDict[str, Tensors] = OrderedDict()
 
-    def bind(self, binding: ort.IOBinding, wanted: Sequence[FeatureRows], num_tokens: int) -> None:
-        """Binds the rows of features `wanted`, one behind the other, as the embedding graph's inputs; none for text.
+    def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
+        """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
+        text.
 
         With shape buckets zeros fill them up to the step's `num_tokens`: a step's shape is then that of its tokens.
         """
-        found = [self._rows(rows) for rows in wanted]
-        fed = sum(rows.stop - rows.first for rows in wanted)
+        found = [self.features(item) for item in wanted]
+        fed = sum(item.num_tokens for item in wanted)
         for place, tensor in enumerate(self.spec.features):
             self._bind(binding, tensor, [parts[place] for parts in found], fed, num_tokens)
 
@@ -103,7 +102,7 @@ class MediaEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name, counters = _COUNTED[self.spec.modality], self.counters
+        name, counters = WORDS[self.spec.modality].counted, self.counters
         return {
             f"{name}_encoder_device": self._device.kind,
             f"{name}s_encoded": counters.encoded,
@@ -137,12 +136,6 @@ class MediaEncoder:
     @property
     def _num_bytes(self) -> int:
         return sum(_nbytes(value) for features in self._kept.values() for value in features)
-
-    def _rows(self, rows: FeatureRows) -> Tensors:
-        features = self.features(rows.item)
-        if rows.stop - rows.first == rows.item.num_tokens:
-            return features
-        return self._picked(features, np.arange(rows.first, rows.stop))
 
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
         return tuple(self._pick.run({"x": value}, rows=rows) for value in features)

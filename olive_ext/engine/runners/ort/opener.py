@@ -32,6 +32,7 @@ from olive_ext.model import ResolvedModel, external_data_plan, open_session
 from olive_ext.model.decisions import ONE_BY_ONE, choose_encoder_rows
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
+from olive_ext.model.generation_config import read_suppressed
 from olive_ext.model.media_types import MediaEncoderSpec
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
 
@@ -84,14 +85,15 @@ class Opener:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         exposes_rows, (async_decode, _) = self.model.is_compared, self.model.overlap
-        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if async_decode else None)
+        bans = read_suppressed(self.model.files).bans if spec.cross else ()
+        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if async_decode else None, bans=bans)
         logits = spec.logits
         if self.model.settings.engine.graph == "untouched":
             session = self._from_memory(proto, self.model.files.decoder, caches=_cache_names(spec))
             place, rank = self.device(session), len(logits.shape)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, rank, outputs)
             head = self.helper(graph.SerializeToString())
-            asked = {"exposes_rows": exposes_rows, "async_decode": async_decode}
+            asked = {"exposes_rows": exposes_rows, "async_decode": async_decode, "has_bans": bool(bans)}
             return session, SeparateHead(head, logits.name, place, self.helper, **asked)
         is_captured = self.model.buckets.is_captured
         scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
@@ -100,7 +102,7 @@ class Opener:
         place = self.device(session)
         exposed, kept = (place if exposes_rows else None), (place if async_decode else None)
         said = scoring.kind, scoring.reason, place, self.helper
-        return session, Head(*said, exposed, kept, scoring.late_products)
+        return session, Head(*said, exposed, kept, scoring.late_products, has_bans=bool(bans))
 
     def _token_form(self, spec: DecoderSpec) -> TokenForm:
         """How token ids are taken, by the decoder or by the graph that embeds them."""

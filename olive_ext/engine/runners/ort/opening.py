@@ -22,7 +22,8 @@ from olive_ext.engine.runners.ort.kv.paged import PagedKv
 from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
 from olive_ext.engine.runners.ort.kv.staged import StagedKv
 from olive_ext.engine.runners.ort.opener import Opener
-from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, SharedPrefixKv
+from olive_ext.engine.runners.ort.ort_parts import OrtParts, SharedPrefixKv
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.row_trials import find_row_mix

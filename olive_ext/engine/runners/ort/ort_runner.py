@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,18 +11,15 @@ import onnxruntime as ort
 
 from olive_ext.engine.media import Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Capture, Captured, run_options
-from olive_ext.engine.runners.ort.companion_inputs import Adapters, Encoder
-from olive_ext.engine.runners.ort.embedding import Embedding
+from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Captured, run_options
 from olive_ext.engine.runners.ort.head import Head, output_rows
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
-from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore
+from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
+from olive_ext.engine.runners.ort.ort_parts import OrtParts
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
-from olive_ext.errors import MemoryShortageError, RunError, first_line
-from olive_ext.graph.tree_attention import BiasInput
-from olive_ext.model.ort_session import reason_of
+from olive_ext.errors import MemoryShortageError, first_line
 from olive_ext.model.types import DecoderSpec, Device
 
 logger = logging.getLogger(__name__)
@@ -35,40 +30,9 @@ CAPACITY_STEP = 64
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
-MEMORY_WORDS = (
-    "to allocate",
-    "smaller than requested bytes",
-    "out of memory",
-    "outofmemory",
-    "alloc_failed",
-    "bad_alloc",
-    "bad allocation",
-)
-"""Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
-
-
-@dataclass(frozen=True)
-class SharedPrefixKv:
-    """The shared-prefix cache: one slot of cells, and the biases that hide from a token the cells it may not see."""
-
-    kv: ViewKv
-    biases: Sequence[BiasInput]
-
-
 ROW_GROUP = 2
 """MatMulNBits of accuracy_level 4 takes rows in pairs on CPUs (blocks of 64 and more; the last of an odd number alone),
 and attention takes a single token with another kernel."""
-
-
-@dataclass(frozen=True)
-class OrtParts:
-    """What some decoders need besides a session, a cache and a scoring head."""
-
-    embedding: Embedding | None = None
-    encoder: Encoder | None = None
-    adapters: Adapters | None = None
-    shared_prefix: SharedPrefixKv | None = None
-    capture: Capture | None = None
 
 
 class OrtRunner(Runner):
@@ -161,13 +125,8 @@ class OrtRunner(Runner):
 
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
-        if self._parts.capture is not None:
-            self._parts.capture.forget()
-        if self._parts.embedding is not None:
-            self._parts.embedding.close()
-        if self._parts.encoder is not None:
-            self._parts.encoder.close()
-        else:
+        self._parts.forget()
+        if self._parts.encoder is None:
             self._shrink_arena()
         self._kv.release_memory()
         if self._parts.shared_prefix is not None:
@@ -183,19 +142,12 @@ class OrtRunner(Runner):
             "batching": self.traits.batching.value,
             **self._kv.describe(),
             **self._head.describe(),
-            **(self._parts.encoder.describe() if self._parts.encoder is not None else {}),
-            **(self._parts.embedding.describe() if self._parts.embedding is not None else {}),
-            **(self._parts.capture.describe() if self._parts.capture is not None else {}),
+            **self._parts.describe(),
         }
 
     def close(self) -> None:
         self._kv.close()
-        if self._parts.shared_prefix is not None:
-            self._parts.shared_prefix.kv.close()
-        if self._parts.encoder is not None:
-            self._parts.encoder.close()
-        if self._parts.embedding is not None:
-            self._parts.embedding.close()
+        self._parts.close()
 
     def _shrink_arena(self) -> None:
         """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""
@@ -270,29 +222,6 @@ def _grown(capacity: int, wanted: int) -> int:
     """The new size: at least `wanted`, at least a quarter more than the present one, in whole steps. Not more,
     because with huge pages all of the new memory is filled with zeros."""
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
-
-
-@contextmanager
-def named_ort_failures(doing: str) -> Iterator[None]:
-    """Raises errors of ONNX Runtime as `named_failure`."""
-    try:
-        yield
-    except Exception as error:
-        raise named_failure(error, doing) from error
-
-
-def named_failure(error: Exception, doing: str) -> Exception:
-    """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
-    if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
-        raise error
-    shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
-    return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)
-
-
-def is_memory_error(error: Exception) -> bool:
-    """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
 
 
 def _shows_row_groups(spec: DecoderSpec, device: Device) -> bool:

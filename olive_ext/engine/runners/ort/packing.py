@@ -14,7 +14,8 @@ import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.kv.kv_store import zeros
 from olive_ext.engine.runners.ort.kv.paged import Pool
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner, named_ort_failures
+from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.trials import check_packed_steps
 from olive_ext.engine.step import FloatArray
 from olive_ext.errors import MemoryShortageError, RunError

@@ -1,0 +1,45 @@
+"""What ONNX Runtime, its providers and allocators raise, as errors of ours: memory that ran out, or anything else, with
+what was being done. Knows no step and no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.model.ort_session import reason_of
+
+MEMORY_WORDS = (
+    "to allocate",
+    "smaller than requested bytes",
+    "out of memory",
+    "outofmemory",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
+"""Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
+
+
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Raises errors of ONNX Runtime as `named_failure`."""
+    try:
+        yield
+    except Exception as error:
+        raise named_failure(error, doing) from error
+
+
+def named_failure(error: Exception, doing: str) -> Exception:
+    """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
+    if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+        raise error
+    shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
+    return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)

@@ -1,0 +1,147 @@
+"""Items are fed whole, whatever cuts steps: chunks, budgets, forks, padding, memory that runs out. The fake runner
+fails on a step that cuts one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.halves import halve
+from olive_ext.engine.media import ItemLimit, MediaRun
+from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.runners.shape_buckets import BucketedRunner, step_sizes
+from olive_ext.engine.step import Batching, Row, RowMix, Step
+from olive_ext.errors import MediaError, MemoryShortageError
+from tests.engine.fake_runner import FakeRunner, ShortRunner
+from tests.engine.strategies import ITEMS, LARGEST, PLACEHOLDER, assert_runs_as_oracle, requests_with_items
+
+CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
+MIXES = st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+
+
+@given(
+    calls=CALLS,
+    num_slots=st.integers(1, 4),
+    chunk_size=st.integers(1, 20),
+    batching=st.sampled_from(Batching),
+    row_mix=MIXES,
+    can_rewind=st.booleans(),
+    async_decode=st.booleans(),
+    answer_steps=st.booleans(),
+    row_group=st.integers(1, 2),
+)
+def test_run_equals_oracle_and_keeps_to_its_chunks(
+    calls: list[list[Request]],
+    num_slots: int,
+    chunk_size: int,
+    batching: Batching,
+    row_mix: RowMix,
+    can_rewind: bool,
+    async_decode: bool,
+    answer_steps: bool,
+    row_group: int,
+) -> None:
+    has_states = not can_rewind and batching in (Batching.SINGLE, Batching.ALIKE)
+    runner = FakeRunner(
+        num_slots,
+        batching,
+        can_rewind=not has_states,
+        async_decode=async_decode,
+        answer_steps=answer_steps,
+        row_mix=row_mix,
+    )
+    runner.traits = replace(runner.traits, row_group=1 if has_states else row_group)
+    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
+    most = max(chunk_size, LARGEST) + row_group - 1  # a group is filled up
+    for step in runner.steps:
+        assert sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1) <= most * (
+            len(step.rows) if batching is Batching.ALIKE else 1
+        )
+
+
+@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20))
+def test_tree_batches_equal_oracle(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
+    runner = FakeRunner(num_slots, Batching.RANGE, has_tree_batches=True)
+    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
+    assert all(step.num_tokens <= max(chunk_size, LARGEST) for step in runner.steps if step.first_cell is not None)
+
+
+@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20), context_length=st.integers(64, 90))
+def test_padded_steps_equal_oracle(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, context_length: int
+) -> None:
+    """Padding stands for no item behind it, and where a slot has no room for it the step ends at a border."""
+    calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
+    inner = FakeRunner(num_slots, Batching.RANGE, context_length)
+    assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
+
+
+@given(
+    calls=CALLS,
+    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    has_tree_batches=st.booleans(),
+)
+def test_steps_without_memory_are_halved_at_borders(
+    calls: list[list[Request]], batching: Batching, has_tree_batches: bool
+) -> None:
+    runner = ShortRunner(3, batching, has_tree_batches=has_tree_batches)
+    runner.most = LARGEST
+    assert_runs_as_oracle(Engine(runner, 64), calls)
+
+
+def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
+    runner = ShortRunner(3, Batching.RANGE)
+    runner.most = LARGEST - 1
+    request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
+    with pytest.raises(MemoryShortageError, match="planted"):
+        Engine(runner, 64).run([request])
+
+
+@pytest.mark.parametrize(
+    ("starts", "rows", "found"),
+    [
+        ([1], [(0, 12)], [[1], [11]]),  # half of 12 is within the item at 1 to 9
+        ([0], [(0, 12)], [[9], [3]]),
+        ([0, 9], [(0, 18)], [[9], [9]]),
+        ([0], [(0, 9)], None),
+    ],
+)
+def test_halves_of_a_row_end_at_the_border_of_an_item(
+    starts: list[int], rows: list[tuple[int, int]], found: list[list[int]] | None
+) -> None:
+    media = tuple(MediaRun(start, ITEMS[-1]) for start in starts)
+    step = Step(tuple(Row(0, past, (0,) * count, media=media) for past, count in rows))
+    halves = halve(step, Batching.SINGLE)
+    assert found == (None if halves is None else [[len(row.tokens) for row in half.rows] for half in halves])
+
+
+def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again() -> None:
+    """Four answers behind one picture cost it once; in the next call, where the distribution behind the last of its
+    tokens is read anew, all of it."""
+    engine = Engine(FakeRunner(4, Batching.RANGE), 64)
+    prompt, media = (1, 2, *(PLACEHOLDER,) * LARGEST), (MediaRun(2, ITEMS[-1]),)
+    asked = [Request((*prompt, answer, 3), 2, media=media) for answer in range(4)]
+    assert_runs_as_oracle(engine, [asked])
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == len(prompt) + 4
+    assert_runs_as_oracle(engine, [[Request((*prompt, 5), 1, media=media)]])
+    assert engine.counters.tokens_fed == len(prompt) + 4 + LARGEST
+
+
+def test_generations_of_one_prompt_that_ends_with_an_item_share_what_is_before_it() -> None:
+    runner = FakeRunner(2, Batching.SINGLE, can_rewind=False)
+    prompt, media = (*range(20), *(PLACEHOLDER,) * LARGEST), (MediaRun(20, ITEMS[-1]),)
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [[Request(prompt, 0, Generation(3), media=media)] * 2])
+    assert engine.counters.tokens_reused == 20
+
+
+def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
+    runner = FakeRunner(2, Batching.RANGE)
+    runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
+    request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
+    with pytest.raises(MediaError, match=r"an image takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
+        Engine(runner, 8).run([request])

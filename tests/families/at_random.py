@@ -1,0 +1,270 @@
+"""Random requests with pictures, sounds and texts, and random settings of the engine, for the families that take them.
+
+    python -m tests.families.at_random --seeds 0 40 --families qwen2_5_vl gemma4_any
+
+Prints what differs from whole forward passes of the export's own graphs (`PlainMedia`), and under which seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import olive_ext
+from olive_ext.engine.engine import Engine
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringRequest
+from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
+from tests.exports.text import TEXT
+from tests.families.pictures import picture
+from tests.families.plain_media import AUDIO, IMAGE, Item, PlainMedia, plain_media
+from tests.families.sounds import RATE, sound
+
+WORDS = TEXT.replace(".", "").split()
+NATS = 1e-4
+"""A log-probability may be as far from a whole forward pass: steps of other shapes round otherwise."""
+
+IN_PLACE = ("qwen2_5_vl", "gemma4_vl", "llava")
+"""Families of which there is a package for WebGPU, too, which writes its KV in place and so may have shape buckets."""
+
+FAMILIES = tuple(dict.fromkeys([*MEDIA_FAMILIES, *SOUND_FAMILIES]))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt in one of its forms, its items, and what is asked behind it: texts to score, or a number of tokens."""
+
+    text: str
+    """With `IMAGE` and `AUDIO` in the places of the items."""
+
+    items: tuple[Item, ...]
+    form: str
+    targets: tuple[str, ...] = ()
+    num_tokens: int = 0
+
+
+class Draw:
+    """Requests and settings that follow from a seed."""
+
+    def __init__(self, family: str, seed: int) -> None:
+        self.rng = random.Random(f"{family} {seed}")
+        self.plain: PlainMedia = plain_media(family)
+        pictures = [picture(seed * 100 + at, self._side(), self._side()) for at in range(6)]
+        sounds = [sound(seed * 100 + at, int(RATE * self.rng.choice((0.05, 0.3, 1.0, 1.7, 3.1)))) for at in range(4)]
+        self.pool: dict[str, list[Any]] = {IMAGE: pictures, AUDIO: sounds}
+        self._stems = [self._pieces(self.rng.randint(0, 3)) for _ in range(4)]
+
+    def requests(self, count: int) -> list[Asked]:
+        return [self._request() for _ in range(count)]
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `olive_ext.open`; with shapes that are few where the package allows them."""
+        rng, family = self.rng, self.plain.export.family
+        largest = max(len(self.plain.features(item)) for kind in self.plain.kinds for item in self.pool[kind])
+        engine: dict[str, Any] = {
+            "chunk_size": rng.choice([largest, largest + 1, largest + rng.randint(2, 9), 256, "auto"]),
+            "num_slots": rng.choice([1, 2, 3, 5, 8]),
+            "scoring": rng.choice(["auto", "rows", "branches"]),
+            "encoder_batch_rows": rng.choice(["auto", 1, 40, 150, 2048]),
+            "graph": rng.choice(["scoring_head", "scoring_head", "untouched"]),
+            "decode_ahead": rng.choice(["auto", True]),
+            "num_threads": rng.choice([1, 2]),
+        }
+        provider = "default"
+        if family in IN_PLACE and rng.random() < 0.4:
+            provider = "webgpu"
+            engine |= rng.choice([{}, {"shapes": "bucketed"}, {"strict_shapes": True}])
+            engine["scoring"] = rng.choice(["auto", "rows"] if len(engine) > 7 else ["auto", "rows", "answers"])
+            engine["decode_ahead"] = "auto"
+        if engine["scoring"] == "branches" and family.startswith("qwen3_5"):
+            engine["scoring"] = "auto"  # states cannot be scored in tree batches
+        model = media_export(family, "f32", provider)[0]
+        deterministic = rng.choice(["auto", True, False])
+        return {"model": model, "execution_provider": "cpu", "deterministic": deterministic, "engine": engine}
+
+    def _side(self) -> int:
+        return self.rng.choice((16, 24, 40, 64, 90))
+
+    def _words(self, least: int, most: int) -> str:
+        start = self.rng.randrange(len(WORDS) - most)
+        return " ".join(WORDS[start : start + self.rng.randint(least, most)])
+
+    def _pieces(self, num_items: int) -> tuple[str, tuple[Item, ...]]:
+        """A text with places for items, and the items: some stand at its beginning or end, or beside each other."""
+        text, items = self._words(0, 12), []
+        for _ in range(num_items):
+            kind = self.rng.choice(self.plain.kinds)
+            items.append(self.rng.choice(self.pool[kind]))
+            text += f"{self.rng.choice(('', ' '))}{kind}{self.rng.choice(('', ' ' + self._words(1, 6)))}"
+        return text, tuple(items)
+
+    def _request(self) -> Asked:
+        (stem, first), (end, more) = self.rng.choice(self._stems), self._pieces(self.rng.choice((0, 0, 0, 1)))
+        text, items = f"{stem} {end}", (*first, *more)
+        while len(self.plain.ids(text, items)) > 400:  # the context has 512
+            text, items = self._pieces(1)
+        text = text.rstrip()  # a space at the end of a context would be the target's
+        forms = ["text", "ids"]
+        if not (len(self.plain.kinds) > 1 and IMAGE in text):  # that template has one marker
+            forms += ["open parts", "held parts"]
+        form = self.rng.choice(forms)
+        if self.rng.random() < 0.3:
+            return Asked(text, items, form, num_tokens=self.rng.randint(1, 6))
+        targets = [" " + self._words(1, 5) for _ in range(self.rng.choice((1, 1, 2, 4)))]
+        return Asked(text, items, form, tuple(targets))
+
+
+def prompt(plain: PlainMedia, asked: Asked) -> dict[str, Any]:
+    """The session's fields of a request: the prompt in its form, and the items that it does not hold itself."""
+    marked = asked.text.replace(IMAGE, plain.marker(IMAGE)).replace(AUDIO, plain.marker(AUDIO))
+    of_kind = {"images": [], "audio": []}
+    for item in asked.items:
+        of_kind["audio" if isinstance(item, tuple) else "images"].append(item)
+    if asked.form == "text":
+        return {"prompt": marked, **of_kind}
+    if asked.form == "ids":
+        return {"prompt": list(plain.tokenizer.encode(marked)), **of_kind}
+    parts, waiting, text = [], iter(asked.items), ""
+    for one in asked.text:
+        if one not in (IMAGE, AUDIO):
+            text += one
+            continue
+        name, item = ("image" if one == IMAGE else "audio"), next(waiting)
+        parts += [{"type": "text", "text": text}] if text else []
+        parts.append({"type": name, name: item} if asked.form == "held parts" else {"type": name})
+        text = ""
+    parts += [{"type": "text", "text": text}] if text else []
+    return {"prompt": [{"role": "user", "content": parts}], **(of_kind if asked.form == "open parts" else {})}
+
+
+def expected_scores(plain: PlainMedia, asked: Asked, target: str) -> list[float]:
+    is_chat = asked.form.endswith("parts")
+    context = plain.ids(asked.text, asked.items, is_chat=is_chat)
+    if asked.form == "text":
+        whole = plain.ids(asked.text + target, asked.items)
+        assert whole[: len(context)] == context
+    else:
+        whole = context + list(plain.tokenizer.encode(target, add_special_tokens=False))
+    logprobs_TV = plain.logprobs(whole, asked.items)
+    return [float(logprobs_TV[at - 1, whole[at]]) for at in range(len(context), len(whole))]
+
+
+def behind_the_best(plain: PlainMedia, asked: Asked, answer: GenerationOutput) -> float:
+    """How far an answer's tokens, and the one that ended it, are from the most likely ones, in nats."""
+    ids = plain.ids(asked.text, asked.items, is_chat=asked.form.endswith("parts"))
+    ended = [] if answer.stop_id is None else [answer.stop_id]
+    assert ended or len(answer.tokens) == asked.num_tokens
+    whole = [*ids, *answer.tokens, *ended]
+    logprobs_TV = plain.logprobs([*ids, *answer.tokens], asked.items)
+    return max(float(logprobs_TV[at - 1].max() - logprobs_TV[at - 1, whole[at]]) for at in range(len(ids), len(whole)))
+
+
+@dataclass
+class Outcome:
+    """What a session answered, and what it has done for it."""
+
+    scores: dict[tuple[int, str], tuple[float, ...]]
+    answers: dict[int, GenerationOutput]
+    facts: dict[str, Any]
+
+
+def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random.Random, budget: int) -> Outcome:
+    """All requests in a random order, in one call or several; features beyond `budget` bytes are dropped."""
+    assert isinstance(session.executor, Engine)
+    runner: Any = session.executor.runner
+    for encoder in getattr(runner, "_inner", runner)._parts.embedding._encoders.values():
+        encoder.budget = budget
+    scored = [(number, target) for number, one in enumerate(asked) for target in one.targets]
+    generated = [number for number, one in enumerate(asked) if one.num_tokens]
+    rng.shuffle(scored)
+    rng.shuffle(generated)
+    scores, answers = {}, {}
+    cuts = sorted({0, len(scored), *rng.sample(range(len(scored) + 1), rng.choice((0, 0, 1, 2)))})
+    for begin, end in pairwise(cuts):
+        fields = [prompt(plain, asked[number]) for number, _ in scored[begin:end]]
+        requests = [
+            ScoringRequest(one.pop("prompt"), target, **one)
+            for one, (_, target) in zip(fields, scored[begin:end], strict=True)
+        ]
+        found = session.loglikelihood(requests)
+        scores |= {key: output.token_logprobs for key, output in zip(scored[begin:end], found, strict=True)}
+    to_generate = [
+        (number, GenerationRequest(max_new_tokens=asked[number].num_tokens, **prompt(plain, asked[number])))
+        for number in generated
+    ]
+    if rng.random() < 0.5:
+        answers = dict(session.generate_continuous(to_generate))
+    else:
+        outputs = session.generate([request for _, request in to_generate])
+        answers = dict(zip(generated, outputs, strict=True))
+    return Outcome(scores, answers, session.describe_execution())
+
+
+def problems(family: str, seed: int, count: int = 10) -> tuple[dict[str, Any], list[str]]:
+    """The settings that were drawn, and what is wrong with what a session under them answers."""
+    draw = Draw(family, seed)
+    plain, asked, settings = draw.plain, draw.requests(count), draw.settings()
+    budget = draw.rng.choice((1 << 28, 9000, 1))
+    with olive_ext.open(**settings) as session:
+        outcome = run(session, plain, asked, draw.rng, budget)
+    found = []
+    for (number, target), scores in outcome.scores.items():
+        expected = expected_scores(plain, asked[number], target)
+        off = np.abs(np.subtract(scores, expected)).max() if len(scores) == len(expected) else np.inf
+        if not off < NATS:
+            found.append(f"{_shown(asked[number])} -> {target!r}: {scores}, not {expected}")
+    for number, answer in outcome.answers.items():
+        if not behind_the_best(plain, asked[number], answer) < NATS:
+            found.append(f"{_shown(asked[number])}: answered {answer.tokens}")
+    return {**settings, "budget": budget}, found + _miscounted(outcome.facts, asked, budget)
+
+
+def _miscounted(facts: dict[str, Any], asked: Sequence[Asked], budget: int) -> list[str]:
+    """Whether an encoder ran for anything but once for each distinct item, where there was room for their features."""
+    found = []
+    items = {id(item): item for one in asked for item in one.items}.values()
+    for name, kind in (("image", False), ("sound", True)):
+        if f"{name}s_encoded" not in facts:
+            continue
+        distinct = sum(isinstance(item, tuple) == kind for item in items)
+        encoded, evicted, runs = (
+            facts[key] for key in (f"{name}s_encoded", f"{name}s_evicted", f"{name}_encoder_runs")
+        )
+        if encoded - evicted > distinct or runs > encoded or (budget > 1 << 20 and (encoded, evicted) != (distinct, 0)):
+            found.append(f"{distinct} {name}s: {encoded} encoded in {runs} runs, {evicted} evicted, budget {budget}")
+        if budget > 1 and not facts[f"{name}_feature_bytes"] <= max(budget, 80 * 64 * 4):
+            found.append(f"{facts[f'{name}_feature_bytes']} bytes of {name} features, budget {budget}")
+    return found
+
+
+def _shown(asked: Asked) -> str:
+    items = [item.size if not isinstance(item, tuple) else f"{len(item[0])} samples" for item in asked.items]
+    return f"{asked.form} {asked.text!r} {items}"
+
+
+def main() -> None:
+    """Status 1 where something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("FIRST", "STOP"))
+    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
+    arguments = parser.parse_args()
+    num_wrong = 0
+    for seed in range(*arguments.seeds):
+        for family in arguments.families:
+            settings, found = problems(family, seed)
+            num_wrong += bool(found)
+            told = "\n".join([str(settings), *found]) if found else "ok"
+            sys.stdout.write(f"{family} {seed}: {told}\n")
+            sys.stdout.flush()
+    sys.exit(num_wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
