@@ -32,7 +32,7 @@ FLOORS = {
         ["cli"],
     ],
     "olive_ext.engine": [
-        ["media"],
+        ["kept", "media"],
         ["requests"],
         ["step"],
         ["runners.runner", "halves"],

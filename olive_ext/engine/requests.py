@@ -101,7 +101,7 @@ class Source:
     def __post_init__(self) -> None:
         content = np.ascontiguousarray(self.array)
         digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
-        digest.update(content.tobytes())
+        digest.update(content.data)
         object.__setattr__(self, "array", content)
         object.__setattr__(self, "key", digest.hexdigest())
 

@@ -29,9 +29,9 @@ class StackedTensor(NamedTuple):
     position_axis: int | None
 
 
-def stack_graph(tensors: Sequence[StackedTensor], num_parts: int) -> bytes:
+def stack_graph(tensors: Sequence[StackedTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
-    `positions_<part>`[L]."""
+    `positions_<part>`[L]; all of them as they are where the parts are whole."""
     inputs, outputs, nodes, indices = [], [], [], set()
     for i, (elem_type, rank, position_axis) in enumerate(tensors):
         parts = []
@@ -39,7 +39,7 @@ def stack_graph(tensors: Sequence[StackedTensor], num_parts: int) -> bytes:
             value = f"x{i}_{part}"
             inputs.append(_value(value, elem_type, [None] * rank))
             for name, axis in (("rows", 0), ("positions", position_axis)):
-                if axis is not None:
+                if axis is not None and not is_whole:
                     index, taken = f"{name}_{part}", f"{value}_{name}"
                     nodes.append(helper.make_node("Gather", [value, index], [taken], axis=axis))
                     indices.add(index)
@@ -82,8 +82,9 @@ FEATURES = "y"
 """The output of `pick_graph`, `join_graph` and `fold_graph`."""
 
 
-def pick_graph(elem_type: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last count rows."""
+def pick_graph(elem_type: int, rank: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows. Providers that compile
+    take an input without a rank for a scalar."""
     shape = helper.make_tensor("all_rows", TensorProto.INT64, [1], [-1])
     nodes = [
         helper.make_node("Shape", ["x"], ["width"], start=-1),
@@ -91,7 +92,8 @@ def pick_graph(elem_type: int) -> bytes:
         helper.make_node("Reshape", ["x", "shape"], ["flat"]),
         helper.make_node("Gather", ["flat", "rows"], [FEATURES], axis=0),
     ]
-    inputs = [_value("x", elem_type, None), _value("rows", TensorProto.INT64, ["N"])]
+    axes: list[str | int | None] = [*(f"R{axis}" for axis in range(rank - 1)), "H"]
+    inputs = [_value("x", elem_type, axes), _value("rows", TensorProto.INT64, ["N"])]
     outputs = [_value(FEATURES, elem_type, ["N", "H"])]
     return _serialized(helper.make_graph(nodes, "pick", inputs, outputs, [shape]))
 

@@ -7,7 +7,6 @@ Knows no prompt and no session.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.kept import Kept
 from olive_ext.engine.media import ItemLimit, MediaItem, token_buckets
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
@@ -65,13 +65,13 @@ class ItemArrays:
 class MediaProcessor:
     """Makes items of pictures and sounds for one model. A processor is loaded when the first of its kind comes."""
 
-    def __init__(self, spec: MediaSpec, files: ModelFiles) -> None:
+    def __init__(self, spec: MediaSpec, files: ModelFiles, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
         self.spec = spec
         self._files = files
-        self.kept_bytes = KEPT_BYTES
+        self.kept: Kept[Arrays] = Kept(KEPT_BYTES, _nbytes)
         self._known: dict[str, Extent] = {}
-        self._kept: OrderedDict[str, Arrays] = OrderedDict()
-        self._sounds = SoundItems(files)
+        self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
@@ -89,7 +89,7 @@ class MediaProcessor:
                 kind = WORDS[modality].kind
                 raise MediaError(f"{named(given, kind)} is too small: the model's processor makes no token of it")
             self._known[content] = replace(extent, key=arrays_key(arrays))
-            self._keep(self._known[content].key, arrays)
+            self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, given)
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid)
@@ -113,13 +113,14 @@ class MediaProcessor:
 
     def load(self, modality: Modality, key: str, given: Given) -> Arrays:
         """The arrays of the item of that key. Raises `TaskError` where `given` holds another one by now."""
-        if (kept := self._kept.get(key)) is not None:
+        if (kept := self.kept.get(key)) is not None:
             return kept
         arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
             shown = named(given, WORDS[modality].kind)
             raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
-        return self._keep(key, arrays)
+        self.kept.put(key, arrays)
+        return arrays
 
     def dummies(self, most: int) -> list[MediaItem]:
         """Pictures and sounds of every shape that an encoder can meet with up to `most` tokens."""
@@ -170,12 +171,6 @@ class MediaProcessor:
 
     def _read(self, modality: Modality, given: Given) -> Any:
         return read_picture(given) if modality is Modality.IMAGE else self._sounds.read(given)
-
-    def _keep(self, key: str, arrays: Arrays) -> Arrays:
-        self._kept[key] = arrays
-        while len(self._kept) > 1 and sum(map(_nbytes, self._kept.values())) > self.kept_bytes:
-            self._kept.popitem(last=False)
-        return arrays
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)

@@ -8,7 +8,8 @@ onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,27 @@ def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
         raise ModelError(f"no {HF_FILES[0]} is in the package, and the encoder does not declare its features' shape")
     extractor: Any = WhisperFeatureExtractor
     return extractor(feature_size=mels, chunk_length=frames * 160 // 16000)
+
+
+def repeats_silence(extractor: Any) -> bool:
+    """Whether each frame of padding is the same: Whisper's extractor, unless it adds noise."""
+    return type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Inside, torch's operators, which feature extractors use, have `number` threads; None changes nothing."""
+    if number is None:
+        yield
+        return
+    import torch
+
+    kept = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)
 
 
 def load_sound_processor(folders: Iterable[Path]) -> tuple[Any, Path]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
 from olive_ext.media.pictures import named, why
-from olive_ext.media.processors import folders_of, load_feature_extractor
+from olive_ext.media.processors import folders_of, load_feature_extractor, repeats_silence, torch_threads
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,19 @@ Given: TypeAlias = Any
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
+FRAME_GROUP = 192
+"""Frames are computed in whole groups: products of matrices round the columns of a last tile otherwise, and this is a
+multiple of the tiles' 8, 16, 24, 32 or 64 columns."""
+
 
 class SoundProcessor:
     """Makes features for the encoder of a model of speech. The extractor is loaded when the first sound comes."""
 
-    def __init__(self, files: ModelFiles, source: TensorSpec) -> None:
-        """`source`: the encoder's input, [B, mels, frames]."""
+    def __init__(self, files: ModelFiles, source: TensorSpec, num_threads: int | None = None) -> None:
+        """`source`: the encoder's input, [B, mels, frames]. `num_threads`: torch's, while features are computed."""
         self._files = files
         self._source = source
+        self._num_threads = num_threads
 
     @property
     def rate(self) -> int:
@@ -58,9 +63,19 @@ class SoundProcessor:
         return [self._features(part) for part in parts]
 
     def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
-        found = self._extractor(samples_N, sampling_rate=self.rate, return_tensors="np")
-        features: npt.NDArray[np.float32] = np.asarray(found["input_features"][0], np.float32)
-        return features
+        """Where the extractor pads with silence, all frames of which are alike, it is given no more of it than that its
+        last frame holds nothing else, and that frame is repeated."""
+        extractor = self._extractor
+        whole = length = int(extractor.n_samples)
+        if repeats_silence(extractor):
+            num_frames = -(-(len(samples_N) + extractor.n_fft) // extractor.hop_length)
+            length = min(whole, -(-num_frames // FRAME_GROUP) * FRAME_GROUP * extractor.hop_length)
+        with torch_threads(self._num_threads):
+            found = extractor(samples_N, sampling_rate=self.rate, max_length=length, return_tensors="np")
+        features = np.asarray(found["input_features"][0], np.float32)
+        if length == whole:
+            return features
+        return np.pad(features, ((0, 0), (0, (whole - length) // extractor.hop_length)), "edge")
 
     @cached_property
     def _extractor(self) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
-from olive_ext.media.processors import folders_of, load_sound_processor
+from olive_ext.media.processors import folders_of, load_sound_processor, torch_threads
 from olive_ext.media.sound import Given, Samples, read_samples
 from olive_ext.model.types import ModelFiles
 
@@ -28,8 +28,10 @@ _TEXT = ("input_ids", "attention_mask")
 class SoundItems:
     """Reads and prepares sounds for one model. Its processor is loaded when the first comes."""
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's, while a sound is prepared."""
         self._files = files
+        self._num_threads = num_threads
 
     @property
     def extractor(self) -> Any:
@@ -57,7 +59,8 @@ class SoundItems:
         processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
         text = processor.audio_token
         try:
-            found = processor(text=[text], audio=[samples_N], sampling_rate=rate, return_tensors="pt")
+            with torch_threads(self._num_threads):
+                found = processor(text=[text], audio=[samples_N], sampling_rate=rate, return_tensors="pt")
         except Exception as error:
             seconds = len(samples_N) / rate
             raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error

@@ -38,13 +38,13 @@ def content_hash(files: ModelFiles) -> str:
         parts += ((f"{part} {index}", path) for index, path in enumerate((companion.graph, *companion.weights)))
     token_files = tokenizer_files(files.tokenizer)
     parts += ((f"tokenizer {path.name}", path) for path in token_files)
-    return _digest(parts if token_files else [*parts, ("tokenizer", files.tokenizer.encode())])
+    return digest_of(parts if token_files else [*parts, ("tokenizer", files.tokenizer.encode())])
 
 
 def hf_content_hash(folder: Path) -> str:
     """Digest (32 hex digits) of a Hugging Face model's weights, configuration and tokenizer in `folder`."""
     files = {path for pattern in _HF_FILES for path in folder.glob(pattern)}
-    return _digest([(path.name, path) for path in sorted(files)])
+    return digest_of([(path.name, path) for path in sorted(files)])
 
 
 def size_on_disk(files: ModelFiles) -> int:
@@ -116,7 +116,7 @@ def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, d
     return folder, {old: new for old, new in moved.items() if old != new}
 
 
-def _digest(parts: Iterable[tuple[str, Path | bytes]]) -> str:
+def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
     """32 hex digits of labels and contents, a file's or the bytes themselves."""
     digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
     buffer = memoryview(bytearray(_CHUNK_BYTES))

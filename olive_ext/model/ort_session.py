@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
+from olive_ext.model.compiled import Compiled
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import plugin_devices
 from olive_ext.model.types import Provider
@@ -51,25 +52,32 @@ def open_session(
     profile_prefix: Path | None = None,
     custom_operators: Path | None = None,
     label: str | None = None,
+    compiled: Compiled | None = None,
+    weights: Sequence[Path] = (),
 ) -> onnxruntime.InferenceSession:
     """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
 
     A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
-    in errors; `custom_operators` is a library that ONNX Runtime loads. Of `settings` the CPU fallback, the number of
-    threads and ONNX Runtime's options count. Raises `ModelError` where ONNX Runtime refuses the model and
-    `ProviderError` where a provider does not come up; with `allow_cpu_fallback` the latter is a warning and the session
-    runs on the CPU.
+    in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
+    graph from memory with its external data in `weights`. Of `settings` the CPU fallback, the number of threads and
+    ONNX Runtime's options count. Raises `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a
+    provider does not come up; with `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
 
+    def open_graph(
+        graph: bytes | Path, wanted: Sequence[Provider], entries: Mapping[str, str]
+    ) -> onnxruntime.InferenceSession:
+        folder = external_data_folder if isinstance(graph, bytes) else None
+        options = _session_options(folder, settings.engine, profile_prefix)
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        return _open(graph, wanted, options, name, custom_operators)
+
     def open_on(wanted: Sequence[Provider]) -> onnxruntime.InferenceSession:
-        options = _session_options(external_data_folder, settings.engine, profile_prefix)
-        if custom_operators is not None:
-            try:
-                options.register_custom_ops_library(str(custom_operators))
-            except Exception as error:
-                raise _refusal(error, wanted, name) from error
-        return _open(model, wanted, options, name)
+        if compiled is None or isinstance(model, Path):
+            return open_graph(model, wanted, {})
+        return compiled.opened(model, weights, wanted, open_graph)
 
     try:
         return open_on(providers)
@@ -164,7 +172,9 @@ def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
         )
 
 
-def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name: str) -> Any:
+def _open(
+    model: bytes | Path, providers: Sequence[Provider], options: Any, name: str, custom_operators: Path | None
+) -> Any:
     import onnxruntime
 
     content = model if isinstance(model, bytes) else str(model)
@@ -180,6 +190,8 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
         os.environ.setdefault(*_NO_CUDNN_ATTENTION)
         _preload_cuda(onnxruntime)
     try:
+        if custom_operators is not None:
+            options.register_custom_ops_library(str(custom_operators))
         session = onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)
     except Exception as error:
         raise _refusal(error, providers, name) from error

@@ -28,6 +28,9 @@ _ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row
 # Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
 
+_DEVICE_FACTS = ("version", "FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "ov_device", "npu_platform")
+"""What plugins say of a device that decides what is compiled for it; other facts change from run to run."""
+
 # Distributions that install the same package and so overwrite each other's files.
 _RUNTIMES = ("", "-gpu", "-directml", "-openvino", "-qnn", "-rocm", "-migraphx", "-webgpu", "-training", "-vitisai")
 _EXCLUSIVE = (
@@ -124,12 +127,29 @@ def plugin_devices() -> dict[str, Any]:
     return {device.ep_name: device for device in reversed(plugins)}
 
 
+def build_facts(names: Iterable[str]) -> dict[str, Any]:
+    """Version of ONNX Runtime, the devices that it sees, and of those of the providers `names` what decides what is
+    compiled for them."""
+    import onnxruntime
+
+    found = onnxruntime.get_ep_devices()
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "hardware": sorted({(str(one.device.type), one.device.vendor_id, one.device.device_id) for one in found}),
+        "devices": [
+            [one.ep_name, *map(one.ep_metadata.get, _DEVICE_FACTS)] for one in found if one.ep_name in set(names)
+        ],
+    }
+
+
 def _is_installed(distribution: str) -> bool:
+    """Whether the distribution is installed and is a build of ONNX Runtime, not a plugin beside one (as onnxruntime-qnn
+    from 2.0 on)."""
     try:
-        importlib.metadata.version(distribution)
+        files = importlib.metadata.files(distribution)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return True
+    return files is None or any(file.parts[0] in ("onnxruntime", "onnxruntime_genai") for file in files)
 
 
 def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> None:

@@ -225,17 +225,18 @@ def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
 
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
     """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
-    files = model.processor_files
+    files, asked = model.processor_files, model.settings.engine.num_threads
+    num_threads = None if asked == "auto" else asked
     stop_ids = read_stop_ids(tokenizer, files)
     kind, source = traits.source_kind, traits.source
     encoding = None
     if kind is not None:
         start, takes_features = read_start(tokenizer, files), kind is SourceKind.FEATURES
-        sound = SoundProcessor(files, source) if takes_features and source is not None else None
+        sound = SoundProcessor(files, source, num_threads) if takes_features and source is not None else None
         encoding = Encoding(takes_features, start, sound, read_suppressed(files))
     media = None
     if model.media is not None:
-        media = read_markers(MediaProcessor(model.media, files), files, tokenizer, traits.item_limit)
+        media = read_markers(MediaProcessor(model.media, files, num_threads), files, tokenizer, traits.item_limit)
     return TextParts(model, tokenizer, stop_ids, encoding, media)
 
 

@@ -108,7 +108,7 @@ def test_encoder_of_one_size_has_one_shape() -> None:
 def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> None:
     encoder, processor = _encoder(media_export("llava")[0], is_bucketed=False, is_strict=False)
     items = [processor.item(Modality.IMAGE, one) for one in PICTURES]
-    encoder.budget = 2 * encoder.features(items[0])[0].numpy().nbytes
+    encoder.kept.budget = 2 * encoder.features(items[0])[0].numpy().nbytes
     for item in (items[1], items[0], items[2], items[0], items[1]):
         encoder.features(item)
     counters = encoder.counters
@@ -144,7 +144,7 @@ def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp
     files = [tmp_path / f"{seed}.png" for seed in range(4)]
     for seed, file in enumerate(files):
         picture(seed, 40, 40).save(file)
-    processor.kept_bytes = 0
+    processor.kept.budget = 0
     items = [processor.item(Modality.IMAGE, file) for file in files]
     files[1].unlink()
     encoder.expect(items)

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.io import wavfile
+from transformers import WhisperFeatureExtractor
 
 from olive_ext.errors import ModelError, TaskError
+from olive_ext.media.processors import torch_threads
 from olive_ext.media.sound import SoundProcessor, read_sound
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -116,3 +119,34 @@ def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -
     (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelError, match="makes 128 mels; the encoder takes 'audio_features'"):
         _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_short_sound_has_the_bits_of_one_that_is_padded_to_30_seconds(tmp_path: Path, mels: int) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=mels)
+    processor = _processor(tmp_path, TensorSpec("audio_features", 1, ("batch", mels, 3000)))
+    rng = np.random.default_rng(0)
+    lengths = (1, 159, 160, 161, 200, 400, 30_319, 30_320, 30_321, 48_123, 460_399, 479_600, 479_840, 479_999, 480_000)
+    for length in lengths:
+        noise = rng.normal(scale=0.1, size=length).astype(np.float32)
+        for samples in (noise, np.clip(100 * noise, -1, 1), 1e-6 * noise, 0 * noise):
+            (features,) = processor.windows((samples, RATE))
+            whole = extractor(samples, sampling_rate=RATE, return_tensors="np")["input_features"][0]
+            np.testing.assert_array_equal(features, whole, err_msg=str(length))
+
+
+def test_extractor_that_adds_noise_is_given_all_of_the_padding(tmp_path: Path) -> None:
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "dither": 0.001}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    (features,) = _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+    assert features.shape == (80, 3000)
+    assert len(np.unique(features, axis=1).T) == 3000
+
+
+def test_torch_has_the_threads_that_are_asked_for_and_its_own_again() -> None:
+    kept = torch.get_num_threads()
+    with torch_threads(kept + 1):
+        assert torch.get_num_threads() == kept + 1
+    with torch_threads(None):
+        assert torch.get_num_threads() == kept
+    assert torch.get_num_threads() == kept

@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_pat
     with olive_ext.open(package) as session:
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=files[:1])])
         assert session.media is not None
-        session.media.processor.kept_bytes = 1 << 16
+        session.media.processor.kept.budget = 1 << 16
         for count in (4, 24):
             session.gc()
             tracemalloc.start()

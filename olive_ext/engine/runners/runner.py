@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -126,6 +127,10 @@ class Runner(ABC):
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs encoders beforehand on `items` of every shape that is expected. A runner of text alone has none."""
         assert not items
+
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        """Logs what running a shape for the first time costs, named `shape`, where that is known."""
+        return nullcontext()
 
     @abstractmethod
     def release_memory(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,6 +55,9 @@ class Shape(NamedTuple):
 
     width: int
     """Positions of a slot, which masks and caches have."""
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.tokens} tokens, {self.reads} reads, {self.whole} whole, {self.width} wide"
 
 
 def step_sizes(most: int) -> tuple[int, ...]:
@@ -103,6 +107,9 @@ class BucketedRunner(Runner):
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         self._inner.warm_up(items)
+
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        return self._inner.bucket(shape)
 
     def close(self) -> None:
         self._inner.close()
@@ -183,7 +190,8 @@ class BucketedRunner(Runner):
             assert padded is not None
             if (shape := shape_of(padded)) not in self._warmed:
                 try:
-                    self._inner.run(padded)
+                    with self._inner.bucket(str(shape)):
+                        self._inner.run(padded)
                     self._warmed.add(shape)
                 except MemoryShortageError as error:
                     logger.warning("%s; steps of this shape are not run beforehand", error)

@@ -119,7 +119,12 @@ class Encoder:
             tensors = [StackedTensor(elem_type, rank, rank - 2) for elem_type, rank in ranks]  # [.., positions, size]
             self._stacker = Stacker(self._open_graph, self._device, tensors)
         parts = [
-            Part(tuple(row.values[name] for name in names), [0], [*range(length), *[0] * (max(lengths) - length)])
+            Part(
+                tuple(row.values[name] for name in names),
+                [0],
+                [*range(length), *[0] * (max(lengths) - length)],
+                is_whole=length == max(lengths),
+            )
             for row, length in zip(rows, lengths, strict=True)
         ]
         return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths))

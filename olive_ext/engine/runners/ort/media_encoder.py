@@ -5,8 +5,8 @@ Knows no prompt and no processor. Axes: N rows of features, H size.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from olive_ext.engine.kept import Kept
 from olive_ext.engine.media import MediaItem
 from olive_ext.engine.runners.ort.encoder_arrays import (
     Array,
@@ -65,17 +66,19 @@ class MediaEncoder:
         shapes: EncoderShapes | None = None,
         budget: int = FEATURE_BYTES,
         batches: EncoderBatches | None = None,
+        bucket: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.spec = spec
         self._shapes = shapes or EncoderShapes(spec)
         self._batches = batches or EncoderBatches(spec)
+        self._bucket = bucket
         self._early: set[str] = set()
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
         self._open_graph = open_graph
-        self.budget = budget
-        self._kept: OrderedDict[str, Tensors] = OrderedDict()
+        self.kept: Kept[Tensors] = Kept(budget, _nbytes)
+        self._picks: dict[int, FeatureGraph] = {}
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
         """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
@@ -109,7 +112,7 @@ class MediaEncoder:
             f"{name}_encoder_runs": counters.runs,
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
-            f"{name}_feature_bytes": self._num_bytes,
+            f"{name}_feature_bytes": self.kept.num_bytes,
             **({f"{name}s_one_by_one": self._batches.problem} if self._batches.problem else {}),
             **self._shapes.describe(),
         }
@@ -119,45 +122,38 @@ class MediaEncoder:
         for item in items:
             count = 1
             while count <= self._batches.most(item):
-                self._encode([item] * count)
+                with self._bucket(f"{count} x {item.num_tokens} rows of the {self.spec.modality.value} encoder"):
+                    self._encode([item] * count)
                 count *= 2
         self._shapes.freeze()
 
     def expect(self, items: Iterable[MediaItem]) -> None:
         """Items that requests which wait will want: they may be encoded together."""
-        self._batches.expect(item for item in items if item.key not in self._kept)
+        self._batches.expect(item for item in items if item.key not in self.kept)
 
     def close(self) -> None:
         """Releases the features."""
-        self._kept.clear()
+        self.kept.clear()
         self._early.clear()
         self._batches.forget()
 
-    @property
-    def _num_bytes(self) -> int:
-        return sum(_nbytes(value) for features in self._kept.values() for value in features)
-
     def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
-        return tuple(self._pick.run({"x": value}, rows=rows) for value in features)
+        return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)
 
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
-        features = self._kept.get(item.key)
+        features = self.kept.get(item.key)
         if features is not None:
-            self._kept.move_to_end(item.key)
             self.counters.hits += item.key not in self._early
             self._early.discard(item.key)
             return features
         found = self._encode(self._batches.take(item))
         self.counters.encoded += len(found)
         self.counters.runs += 1
-        self._kept.update((one.key, value) for one, value in reversed(found))
+        for one, features in reversed(found):
+            self.counters.evicted += self.kept.put(one.key, features)
         self._early.update(one.key for one, _ in found[1:])
-        features = found[0][1]
-        while len(self._kept) > 1 and self._num_bytes > self.budget:
-            self._kept.popitem(last=False)
-            self.counters.evicted += 1
-        return features
+        return found[0][1]
 
     def _encode(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Tensors]]:
         """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
@@ -242,9 +238,11 @@ class MediaEncoder:
     def _feed(self) -> Feed:
         return Feed(self._session, self._device, kept=1)
 
-    @cached_property
-    def _pick(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(pick_graph(self.spec.feature.elem_type)), self._device)
+    def _pick(self, rank: int) -> FeatureGraph:
+        if rank not in self._picks:
+            graph = pick_graph(self.spec.feature.elem_type, rank)
+            self._picks[rank] = FeatureGraph(self._open_graph(graph), self._device)
+        return self._picks[rank]
 
     @cached_property
     def _join(self) -> FeatureGraph:
@@ -274,5 +272,5 @@ def _pairs(parts: Sequence[ort.OrtValue]) -> list[tuple[ort.OrtValue, ort.OrtVal
     return list(zip(parts[::2], parts[1::2], strict=False))
 
 
-def _nbytes(value: ort.OrtValue) -> int:
-    return int(prod(value.shape())) * ITEM_BYTES[value.element_type()]
+def _nbytes(features: Tensors) -> int:
+    return sum(prod(value.shape()) * ITEM_BYTES[value.element_type()] for value in features)

@@ -29,6 +29,7 @@ from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
+from olive_ext.model.compiled import Compiled
 from olive_ext.model.decisions import ONE_BY_ONE, choose_encoder_rows
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
@@ -45,6 +46,9 @@ class Opener:
 
     model: ResolvedModel
     profile_prefix: Path | None
+    compiled: Compiled
+    """What providers compile of the graphs that are opened."""
+
     against_packing: str = ""
     """What packed steps failed at."""
 
@@ -125,13 +129,14 @@ class Opener:
         shapes = EncoderShapes(spec, is_bucketed=self.model.warms(spec), is_strict=is_strict)
         place = device if is_alike else there.model.device
         batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place))
-        return MediaEncoder(spec, place, partial(there.media, spec), there.helper, shapes, batches=batches)
+        sessions = partial(there.media, spec), there.helper
+        return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
-        """The session of an encoder. Raises `ProviderError` where its provider cannot run all of it."""
+        """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
         try:
             return self._from_memory(load_graph(spec.files.graph), spec.files.graph, floats_only=True)
-        except MisplacedError as error:
+        except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
     def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
@@ -193,8 +198,10 @@ class Opener:
         in `caches`, would not be on the device.
         """
         folder, renames = external_data_plan(file, external_locations(proto))
-        serialized = relocate(proto, renames).SerializeToString()
-        places = {"external_data_folder": folder, "profile_prefix": self.profile_prefix}
+        proto = relocate(proto, renames)
+        serialized = proto.SerializeToString()
+        weights = [folder / name for name in sorted(external_locations(proto))]
+        places = {"external_data_folder": folder, "weights": weights, "profile_prefix": self.profile_prefix}
         session = self._open(serialized, file, is_captured=is_captured, **places)
         device = self.device(session).kind
         if problem := misplaced(session, proto, device, caches, floats_only=floats_only):
@@ -203,7 +210,7 @@ class Opener:
 
     def _open(self, graph: bytes, file: Path, *, is_captured: bool = False, **places: Any) -> ort.InferenceSession:
         providers = _capturing(self.model.providers) if is_captured else self.model.providers
-        places["custom_operators"] = self.model.custom_operators
+        places.update(custom_operators=self.model.custom_operators, compiled=self.compiled)
         return open_session(graph, providers, self.model.settings, label=str(file), **places)
 
 

@@ -44,6 +44,7 @@ from olive_ext.graph.paged_attention import NotPagedError
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.graph.tree_attention import TreeAttentionGraph
 from olive_ext.model import ResolvedModel
+from olive_ext.model.compiled import Compiled
 from olive_ext.model.decisions import ONE_BY_ONE, choose_num_slots, suggest_genai
 from olive_ext.model.types import DecoderSpec
 
@@ -56,15 +57,16 @@ def open_ort_runner(model: ResolvedModel, profile_prefix: Path | None = None) ->
     Raises `ModelError` for a graph that cannot be scored or run, and `ProviderError` for a provider that does not come
     up or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile.
     """
+    compiled = Compiled(model.settings.engine)
     try:
         with understood(model.files.decoder):
-            return _open(Opener(model, profile_prefix))
+            return _open(Opener(model, profile_prefix, compiled))
     except MisplacedError as error:
         host = model.providers[-1:]
         if not model.settings.allow_cpu_fallback or host[0].device != "cpu":
             raise ProviderError(f"{error}; 'allow_cpu_fallback' would run the whole model on the CPU") from error
         logger.warning("%s; running the whole model on the CPU", error)
-        return _open(Opener(replace(model, came_up=host), profile_prefix))
+        return _open(Opener(replace(model, came_up=host), profile_prefix, compiled))
 
 
 def _open(opener: Opener) -> OpenedRunner:
@@ -119,6 +121,7 @@ def _runner(
     notes = [*spec.notes, *notes]
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
+        compiled=opener.compiled,
         embedding=opener.embedding(spec, device) if spec.embeddings else None,
         encoder=opener.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,

@@ -1,5 +1,5 @@
 """What some decoders need besides a session, a cache and a scoring head: the graphs that make their inputs, adapters,
-the shared-prefix cache of tree batches, captured steps. Knows no step.
+the shared-prefix cache of tree batches, captured steps, what providers compile. Knows no step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from olive_ext.engine.runners.ort.companion_inputs import Adapters, Encoder
 from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.graph.tree_attention import BiasInput
+from olive_ext.model.compiled import Compiled
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class SharedPrefixKv:
 class OrtParts:
     """What some decoders need besides a session, a cache and a scoring head."""
 
+    compiled: Compiled
     embedding: Embedding | None = None
     encoder: Encoder | None = None
     adapters: Adapters | None = None
@@ -42,12 +44,14 @@ class OrtParts:
                 encoded.close()
 
     def close(self) -> None:
-        """Releases the shared prefix, and what encoders have made."""
+        """Releases the shared prefix, and what encoders have made; keeps what was compiled."""
         if self.shared_prefix is not None:
             self.shared_prefix.kv.close()
         self.forget()
+        self.compiled.close()
 
     def describe(self) -> Mapping[str, Any]:
         """What the parts have to tell."""
         told = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
+        told.append(self.compiled.describe())
         return {name: value for facts in told for name, value in facts.items()}

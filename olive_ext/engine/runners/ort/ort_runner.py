@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,9 @@ class OrtRunner(Runner):
     def close(self) -> None:
         self._kv.close()
         self._parts.close()
+
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        return self._parts.compiled.bucket(shape)
 
     def _shrink_arena(self) -> None:
         """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""

@@ -155,7 +155,9 @@ class ReturnedKv(KvStore):
         inside = range(begin, begin + (longest if cut is None else cut))
         filling = [begin] * (width - len(inside))
         positions = (*filling, *inside) if self.pads_in_front else (*inside, *filling)
-        return Part(batch.values, [place.row for place in run], positions)
+        rows = [place.row for place in run]
+        is_whole = rows == list(range(batch.num_rows)) and list(positions) == list(range(batch.width))
+        return Part(batch.values, rows, positions, is_whole)
 
     def _detach(self, batches: set[int], busy: set[int]) -> None:
         """Gives the slots that are not `busy` copies of their rows of `batches`, of which otherwise all rows would stay

@@ -23,10 +23,12 @@ class Part(NamedTuple):
     values: Values
     rows: Sequence[int]
     positions: Sequence[int]
+    is_whole: bool = False
+    """These are all rows and positions of the batch, in their order: nothing has to be picked."""
 
 
 class Stacker:
-    """One graph for each number of parts, opened when it is needed."""
+    """One graph for each number of parts, and whether they are whole, opened when it is needed."""
 
     def __init__(
         self, open_graph: Callable[[bytes], ort.InferenceSession], device: Device, tensors: Sequence[StackedTensor]
@@ -34,7 +36,7 @@ class Stacker:
         self._open_graph = open_graph
         self._device = device
         self._tensors = tensors
-        self._sessions: dict[int, ort.InferenceSession] = {}
+        self._sessions: dict[tuple[int, bool], ort.InferenceSession] = {}
 
     def stack(self, parts: Sequence[Part]) -> Values:
         """The parts' rows behind each other, in new memory. All parts have as many positions."""
@@ -44,13 +46,13 @@ class Stacker:
 
     def _joined(self, parts: Sequence[Part]) -> Part:
         rows, positions = sum(len(part.rows) for part in parts), len(parts[0].positions)
-        return Part(self._run(parts), range(rows), range(positions))
+        return Part(self._run(parts), range(rows), range(positions), is_whole=True)
 
     def _run(self, parts: Sequence[Part]) -> Values:
-        number = len(parts)
-        if number not in self._sessions:
-            self._sessions[number] = self._open_graph(stack_graph(self._tensors, number))
-        session = self._sessions[number]
+        form = len(parts), all(part.is_whole for part in parts)
+        if form not in self._sessions:
+            self._sessions[form] = self._open_graph(stack_graph(self._tensors, form[0], is_whole=form[1]))
+        session = self._sessions[form]
         binding = session.io_binding()
         taken = {found.name for found in session.get_inputs()}
         for place, part in enumerate(parts):

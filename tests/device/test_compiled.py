@@ -1,0 +1,120 @@
+"""What providers that compile really keep: OpenVINO on Intel's devices, QNN on the simulator of its x86 package."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import olive_ext
+from olive_ext.model.providers import available_providers, register_libraries
+from olive_ext.session import Session
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports.genai import genai_export
+from tests.exports.media import MEDIA_FAMILIES, media_export
+from tests.families.pictures import picture
+
+pytestmark = pytest.mark.other_env
+
+FAMILY = "llava_clip"
+MARKER = MEDIA_FAMILIES[FAMILY].marker
+ASKED = [ScoringRequest(f"Ann {verb} the {MARKER} and", " blue stone", images=[picture(0, 40, 40)]) for verb in "ab"]
+TEXTS = [("Ann sees the", " blue stone"), ("Bob", " paints a letter and a garden")]
+
+
+@cache
+def provider(short: str) -> dict[str, Any]:
+    """Settings that take the provider `short`; skips where its package or its devices are not here."""
+    module, name, options = {
+        "openvino": ("onnxruntime_ep_openvino", "OpenVINOExecutionProvider", {}),
+        "qnn": ("onnxruntime_qnn", "QNNExecutionProvider", {"soc_model": "60"}),
+    }[short]
+    package = pytest.importorskip(module)
+    libraries = {name: module}
+    register_libraries(libraries)
+    if name not in available_providers():
+        pytest.skip(f"{module} finds no device of its own here")
+    if short == "qnn":
+        options = {**options, "backend_path": str(Path(str(package.__file__)).parent / "libQnnHtp.so")}
+        return {"provider_libraries": libraries, "engine": {"encoder_provider": [[name, options]]}}
+    return {"provider_libraries": libraries, "execution_provider": name}
+
+
+def opened(path: Path, given: dict[str, Any], folder: Path, **engine: Any) -> Session:
+    engine = {"num_slots": 2, "chunk_size": 32, "compiled_dir": str(folder), **given.get("engine", {}), **engine}
+    return olive_ext.open(path, **{**given, "engine": engine})
+
+
+def counts(session: Session) -> tuple[int, int]:
+    found = session.describe_execution()
+    assert "compiled_problem" not in found
+    return found["compiled_new"], found["compiled_kept"]
+
+
+@pytest.mark.parametrize(("short", "tolerance"), [("openvino", 1e-4), ("qnn", 0.05)])
+def test_second_run_with_pictures_compiles_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, short: str, tolerance: float
+) -> None:
+    given = provider(short)
+    package, _ = media_export(FAMILY)
+    with olive_ext.open(package) as session:
+        expected = [output.logprob for output in session.loglikelihood(ASKED)]
+    caplog.set_level(logging.INFO, logger="olive_ext")
+    made = []
+    for is_second in (False, True):
+        caplog.clear()
+        with opened(package, given, tmp_path, strict_shapes=short == "openvino") as session:
+            found = [output.logprob for output in session.loglikelihood(ASKED)]
+            session.generate([GenerationRequest(f"{MARKER} is", max_new_tokens=4, images=[picture(1, 60, 30)])])
+            made.append(counts(session))
+        lines = [line for line in caplog.messages if "rows of the image encoder" in line]
+        assert [re.findall(r"\d+(?= compiled|(?= found compiled))", line) for line in lines] == [
+            ["0", "1"] if is_second else ["1", "0"]
+        ]
+        assert found == pytest.approx(expected, abs=tolerance)
+    (new, kept), second = made
+    assert new >= 1
+    assert kept == 0
+    assert second == (0, new)
+
+
+def test_changed_weights_of_an_encoder_are_compiled_anew_alone(tmp_path: Path) -> None:
+    given = provider("qnn")
+    package = tmp_path / "package"
+    shutil.copytree(media_export(FAMILY)[0], package)
+
+    def counted() -> tuple[int, int]:
+        with opened(package, given, tmp_path / "kept") as session:
+            session.loglikelihood(ASKED)
+            return counts(session)
+
+    new, _ = counted()
+    graph = onnx.load(package / "vision.onnx")
+    weight = max(graph.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
+    onnx.save(graph, package / "vision.onnx")
+    assert counted() == (1, new - 1)
+    assert counted() == (0, new)
+
+
+def test_second_run_of_a_decoder_compiles_nothing(tmp_path: Path) -> None:
+    given = provider("openvino")
+    package = genai_export("llama")
+    with olive_ext.open(package) as session:
+        expected = [output.logprob for output in session.loglikelihood(TEXTS)]
+    made = []
+    for _ in range(2):
+        with opened(package, given, tmp_path, strict_shapes=True) as session:
+            assert [output.logprob for output in session.loglikelihood(TEXTS)] == pytest.approx(expected, abs=1e-4)
+            made.append(counts(session))
+    (new, kept), second = made
+    assert new >= 1
+    assert kept == 0
+    assert second == (0, new)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from olive_ext.config import EngineConfig
+from olive_ext.errors import ProviderError
+from olive_ext.model.compiled import Compiled, facts_of, key_of
+from olive_ext.model.compiled_files import keep_within
+from olive_ext.model.ort_session import open_session
+from olive_ext.model.provider_table import CPU, FOLDER, TABLE
+from olive_ext.model.types import Provider
+from tests.model.tiny import graph
+
+GRAPH = b"a graph"
+QNN = (Provider("QNNExecutionProvider", "cpu", {"backend_path": "x"}), Provider(CPU, "cpu"))
+TENSORRT = (Provider("TensorrtExecutionProvider", "cuda"), Provider(CPU, "cpu"))
+BY_FILES = [row for row in TABLE if row.keeping is not None and row.keeping.options]
+
+
+class Compiler:
+    """Stands for ONNX Runtime with a provider that compiles: writes EP context, or files in its options' folder."""
+
+    def __init__(self, fails: Sequence[str] = ()) -> None:
+        self.fails = fails
+        self.compiled = 0
+        self.asked: list[Mapping[str, str]] = []
+
+    def __call__(self, graph: bytes | Path, providers: Sequence[Provider], entries: Mapping[str, str]) -> Any:
+        self.asked.append(providers[0].options)
+        if isinstance(graph, Path):
+            if graph.read_bytes() != b"compiled":
+                raise ProviderError("this is no EP context")
+            return SimpleNamespace()
+        target = entries.get("ep.context_file_path")
+        if target is not None:
+            Path(target).write_bytes(b"compiled"[: 3 if "writing" in self.fails else None])
+        if "writing" in self.fails and target is not None:
+            raise ProviderError("the disk is full")
+        folder = next((Path(value) for value in providers[0].options.values() if Path(value).is_dir()), None)
+        if folder is not None and (file := folder / "graph_0.engine").is_file():
+            if file.read_bytes() != b"engine":
+                raise ProviderError("this is no engine")
+            return SimpleNamespace(folder=folder)
+        self.compiled += 1
+        if folder is not None:
+            (folder / "graph_0.engine").write_bytes(b"engine")
+        return SimpleNamespace(folder=folder)
+
+
+def run(root: Path | bool, providers: Sequence[Provider], compiler: Compiler, **config: Any) -> dict[str, Any]:
+    """The counters of an engine that opens one graph."""
+    compiled = Compiled(EngineConfig(compiled_dir=str(root) if root else False, **config))
+    compiled.opened(GRAPH, [], providers, compiler)
+    compiled.close()
+    return dict(compiled.describe())
+
+
+def counts(found: Mapping[str, Any]) -> tuple[int, int]:
+    return found["compiled_new"], found["compiled_kept"]
+
+
+@pytest.mark.parametrize("providers", [QNN, TENSORRT], ids=["context", "files"])
+def test_second_run_compiles_nothing(tmp_path: Path, providers: Sequence[Provider]) -> None:
+    compiler = Compiler()
+    assert counts(run(tmp_path, providers, compiler)) == (1, 0)
+    assert counts(run(tmp_path, providers, compiler)) == (0, 1)
+    assert compiler.compiled == 1
+    assert not list(tmp_path.glob(".new-*"))
+
+
+@pytest.mark.parametrize("providers", [QNN, TENSORRT], ids=["context", "files"])
+def test_what_cannot_be_opened_is_compiled_anew(tmp_path: Path, providers: Sequence[Provider]) -> None:
+    compiler = Compiler()
+    run(tmp_path, providers, compiler)
+    (kept,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
+    kept.write_bytes(b"half")
+    found = run(tmp_path, providers, compiler)
+    assert counts(found) == (1, 0)
+    assert "compiled anew: this is no" in found["compiled_problem"]
+    assert counts(run(tmp_path, providers, compiler)) == (0, 1)
+
+
+def test_half_written_context_is_not_kept(tmp_path: Path) -> None:
+    compiler = Compiler(fails=["writing"])
+    found = run(tmp_path, QNN, compiler)
+    assert found["compiled_problem"] == "what is compiled cannot be kept: the disk is full"
+    assert compiler.compiled == 1  # opened without keeping
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert counts(run(tmp_path, QNN, Compiler())) == (1, 0)
+
+
+def test_files_of_a_run_that_dies_are_not_kept(tmp_path: Path) -> None:
+    dies = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
+    dies.opened(GRAPH, [], TENSORRT, Compiler())  # neither put away nor closed
+    assert counts(run(tmp_path, TENSORRT, Compiler())) == (1, 0)
+
+
+def test_files_are_kept_behind_each_bucket_and_counted_in_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="olive_ext")
+    compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
+    session = compiled.opened(GRAPH, [], TENSORRT, Compiler())
+    with compiled.bucket("4 x 1 tokens"):
+        (session.folder / "graph_1.engine").write_bytes(b"engine")
+        (session.folder / "graph_1.profile").write_bytes(b"no engine")
+    with compiled.bucket("4 x 8 tokens"):
+        pass
+    first, second = caplog.messages
+    assert first.startswith("shape bucket 4 x 1 tokens: ")
+    assert first.endswith("bytes of memory, 1 compiled, 0 found compiled")
+    assert second.endswith("0 compiled, 0 found compiled")
+    assert counts(compiled.describe()) == (2, 0)
+    assert counts(run(tmp_path, TENSORRT, Compiler())) == (0, 2)
+
+
+@pytest.mark.parametrize("row", BY_FILES, ids=lambda row: row.short)
+def test_options_name_one_folder_and_a_user_s_own_stay(tmp_path: Path, row: Any) -> None:
+    compiler = Compiler()
+    run(tmp_path, (Provider(row.name, row.device),), compiler)
+    (given,) = compiler.asked
+    assert given.keys() == row.keeping.options.keys()
+    folders = {given[name] for name, value in row.keeping.options.items() if value == FOLDER}
+    assert [Path(folder).parent for folder in folders] == [tmp_path]
+    own = {next(iter(row.keeping.options)): "0"}
+    assert run(tmp_path, (Provider(row.name, row.device, own),), compiler) == {}
+    assert compiler.asked[1] == own
+
+
+def test_users_who_keep_it_themselves_or_do_not_want_it_are_left_alone(tmp_path: Path) -> None:
+    compiler = Compiler()
+    openvino = (Provider("OpenVINOExecutionProvider", "cpu", {"cache_dir": "mine"}),)
+    assert run(tmp_path, openvino, compiler) == {}
+    assert run(tmp_path, QNN, compiler, session_options={"ep.context_enable": "1"}) == {}
+    assert run(False, QNN, compiler) == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path / "file")))
+    compiler = Compiler()
+    compiled.opened(GRAPH, [], QNN, compiler)
+    assert compiler.compiled == 1
+    assert compiled.describe()["compiled_problem"].startswith(f"nothing can be kept in '{tmp_path / 'file'}'")
+
+
+def test_providers_that_compile_nothing_have_no_folder(tmp_path: Path) -> None:
+    compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
+    open_session(graph().SerializeToString(), (Provider(CPU, "cpu"),), compiled=compiled)
+    compiled.close()
+    assert compiled.describe() == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_key_changes_with_all_that_decides_what_is_compiled(tmp_path: Path) -> None:
+    weight = tmp_path / "weights"
+    weight.write_bytes(b"1")
+    config, first = EngineConfig(), replace(QNN[0], options={"backend_path": "y"})
+    facts = facts_of(QNN, config)
+    versions = {**facts, "onnxruntime": "0"}
+    keys = [
+        key_of(GRAPH, [weight], facts),
+        key_of(b"another", [weight], facts),
+        key_of(GRAPH, [weight], versions),
+        key_of(GRAPH, [weight], facts_of((first, QNN[1]), config)),
+        key_of(GRAPH, [weight], facts_of(TENSORRT, config)),
+        key_of(GRAPH, [weight], facts_of(QNN, EngineConfig(session_options={"session.x": "1"}))),
+    ]
+    same = key_of(GRAPH, [weight], facts_of(QNN, EngineConfig(chunk_size=7)))
+    weight.write_bytes(b"2")
+    assert len({*keys, key_of(GRAPH, [weight], facts)}) == len(keys) + 1
+    assert same == keys[0]
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    for age, name in enumerate(["new", "middle", "old"]):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x" * 10)
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / ".new-dead").mkdir()
+    os.utime(tmp_path / ".new-dead", (1e9, 1e9))
+    (tmp_path / ".new-alive").mkdir()
+    keep_within(tmp_path, limit=20)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "middle", ".new-alive"}
