@@ -83,7 +83,9 @@ def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.nd
         num_fed += len(tokens)
         known = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, num_fed))}
         outputs = _run(graph, known | cache, export)
-        cache = {name.replace("present", "past_key_values"): value for name, value in outputs.items() if name != "logits"}
+        cache = {
+            name.replace("present", "past_key_values"): value for name, value in outputs.items() if name != "logits"
+        }
     return outputs["logits"][0, -1].astype(np.float32)
 
 
