@@ -11,6 +11,7 @@ from olive_ext.engine.opening import item_limit
 from olive_ext.engine.runners.ort.media_encoder import FEATURE_BYTES
 from olive_ext.media import MediaProcessor
 from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import choose_encoder_rows
 from olive_ext.model.media_types import MediaEncoderSpec
 
 
@@ -43,9 +44,18 @@ def _add_encoder(
     add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
     add(f"{name} provider", provider.name, provider.origin)
     inputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs)
-    add(f"{name} inputs", inputs, encoder.one_by_one and f"one item a run: {encoder.one_by_one}")
+    add(f"{name} inputs", inputs)
+    add(f"{name}s in a run", *_in_a_run(model, encoder))
     shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
     add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
     add(f"{name} placeholder", encoder.placeholder)
     processor, file = processors.processor_of(encoder.modality)
     add(f"{name} processor", type(processor).__name__, str(file))
+
+
+def _in_a_run(model: ResolvedModel, encoder: MediaEncoderSpec) -> tuple[str, str]:
+    """How many items the encoder is given together, and why."""
+    rows = choose_encoder_rows(model.settings, model.providers_of(encoder)[0].place)
+    if encoder.one_by_one or rows == 1:
+        return "one", encoder.one_by_one or "on the CPU, or 'deterministic': 'engine.encoder_batch_rows' asks for more"
+    return f"up to {rows} rows of features", "where several, tried when the second comes, are what each is alone"

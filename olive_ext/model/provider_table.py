@@ -109,8 +109,8 @@ TABLE = (
         keeping=Keeping(own=("cache_dir",)),
         known="GroupQueryAttention, Attention and RMSNormalization stay on the CPU; encoders with a Scan (Qwen's) are "
         "refused: `engine.encoder_provider`; the plugin `onnxruntime-ep-openvino` has Intel's devices only, and "
-        "`onnxruntime-openvino` 1.24.1 cannot open again what it compiled, and clips integers without an upper end to "
-        '0, so that pictures are wrong; NPUs need fixed shapes: runtime "genai"',
+        "`onnxruntime-openvino` 1.24.1 cannot open again what it compiled; "
+        'NPUs need fixed shapes: runtime "genai"',
     ),
     Row(
         "qnn",

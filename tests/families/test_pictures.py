@@ -216,6 +216,18 @@ def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> No
 
 
 @pytest.mark.exporters
+def test_rows_behind_a_shorter_first_one_are_answered_in_place() -> None:
+    """mobius' Gemma 4 for WebGPU takes the first row's length for that of all."""
+    package, _ = media_export("gemma4_vl", "f32", "webgpu")
+    asked = [GenerationRequest(list(range(20, 20 + length)), max_new_tokens=4) for length in (5, 60, 33, 7)]
+    answers = []
+    for num_slots in (1, 3):
+        with olive_ext.open(package, execution_provider="cpu", engine={"num_slots": num_slots}) as session:
+            answers.append([output.tokens for output in session.generate(asked)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.exporters
 def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
     with _open("gemma3") as session:
         for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", PICTURES[:1])):

@@ -13,9 +13,10 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.runners.ort.feature_graphs import FeatureGraph
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.engine.runners.ort.media_encoder import FeatureGraph, MediaEncoder
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import OliveExtError
 from olive_ext.graph.standalone_graphs import fold_graph
 from olive_ext.model.types import EmbeddingSpec
