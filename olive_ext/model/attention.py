@@ -17,9 +17,9 @@ _INT8 = 4
 """MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
 
 _FUSED_BLOCK = 16
-"""The smallest blocks of a DequantizeLinear along axis 0 that ONNX Runtime (1.31) fuses with the MatMul or Gemm that reads
-it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unless "session.qdq_matmulnbits_accuracy_level" says
-another."""
+"""The smallest blocks of a DequantizeLinear along axis 0 that ONNX Runtime (1.31) fuses with the MatMul or Gemm that
+reads it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unless its session entry
+"session.qdq_matmulnbits_accuracy_level" says another."""
 
 
 class AttentionNodes:
@@ -138,7 +138,7 @@ def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     if by_row := num_row_roundings(nodes):
         notes.append(
             f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
-            "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between one token a step and several, can grow to "
-            "hundredths or tenths of a nat; on a CPU texts are scored one a step, in whole groups of rows"
+            "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between "
+            "one token a step and several, can grow to hundredths or tenths of a nat; on a CPU texts are scored one a step, in whole groups of rows"
         )
     return notes

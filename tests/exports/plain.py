@@ -76,7 +76,7 @@ _RENAMED = {"image_position_ids": "pixel_position_ids", "input_features_mask": "
 
 
 def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.ndarray:
-    """[V] in fp32 behind the answer: the prompt is fed whole, the answer by the token behind the caches that came back."""
+    """[V] in fp32 behind the answer: the prompt is fed whole, the answer by the token behind returned caches."""
     graph, cache, outputs = export.path / "model.onnx", dict[str, np.ndarray](), dict[str, np.ndarray]()
     num_fed = 0
     for tokens in (prompt, *([token] for token in answer)):
