@@ -78,7 +78,7 @@ class MediaProcessor:
         which the model takes none."""
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
-            names = ", ".join(found.value for found in self.spec.modalities)
+            names = " and ".join(f"{WORDS[found].kind}s" for found in self.spec.modalities)
             raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)

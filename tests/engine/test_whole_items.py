@@ -143,5 +143,5 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
     runner = FakeRunner(2, Batching.RANGE)
     runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MediaError, match=r"an image takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
+    with pytest.raises(MediaError, match=r"a picture takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
         Engine(runner, 8).run([request])

@@ -96,7 +96,7 @@ def test_dummies_are_of_every_bucket_that_a_picture_can_be_in(tmp_path: Path, mo
 
 
 def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="the request has a sound; this model takes image"):
+    with pytest.raises(TaskError, match="the request has a sound; this model takes pictures"):
         _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
 
 

@@ -32,7 +32,7 @@ from olive_ext.engine.runners.ort.encoder_shapes import Bucket, EncoderShapes
 from olive_ext.engine.runners.ort.feature_graphs import FeatureGraphs
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.errors import OliveExtError, RunError, first_line
+from olive_ext.errors import OliveExtError, RunError, counted, first_line
 from olive_ext.model.media_types import WORDS, MediaEncoderSpec
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
@@ -165,8 +165,8 @@ class MediaEncoder:
         real_N = real_rows(told[0].numpy(), shape[-1]) if told else np.arange(prod(shape))
         if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for {len(items)} "
-                f"{items[0].modality.value}{'s' * (len(items) > 1)} with {num_rows} placeholders by the processor: "
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for "
+                f"{counted(len(items), WORDS[items[0].modality].kind)} with {num_rows} placeholders by the processor: "
                 "they belong to different models or settings"
             )
         if all(value.shape()[:-1] == [items[0].num_tokens] for value in features):
