@@ -14,8 +14,10 @@ from tests.exports import ALL, export
 COMMON = [
     "gemma3_text-genai-0.18",  # windowed cache
     "lfm2-genai-0.18",  # convolution states
+    "llama-genai-0.18-int4-qdq",  # activations that ONNX Runtime's fusion rounds
     "llama-genai-0.18-kv8",  # quantized cache
     "llama-olive-lengths",  # lengths in place of a mask
+    "whisper-genai-0.18",  # an encoder's states
 ]
 """What the ordinary run covers beside tests/agreement: families whose exporter is at hand or small."""
 
