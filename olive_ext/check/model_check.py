@@ -94,7 +94,7 @@ class Findings:
         try:
             yield
         except OliveExtError as error:
-            self.problems.append(str(error))
+            self.problems += [] if str(error) in self.problems else [str(error)]
 
     def extend(self, other: Findings, where: str) -> None:
         """Takes over what another check found, under titles that begin with `where`."""
