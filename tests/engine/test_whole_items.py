@@ -97,7 +97,7 @@ def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
     runner = ShortRunner(3, Batching.RANGE)
     runner.most = LARGEST - 1
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MemoryShortageError, match="planted"):
+    with pytest.raises(MemoryShortageError, match="planted; the 9 tokens of a picture or a sound are fed in one step"):
         Engine(runner, 64).run([request])
 
 
