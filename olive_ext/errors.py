@@ -133,6 +133,11 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 picture", "0 pictures": the number with `one` of its things, or `many` (with an "s", where that is all)."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 @contextmanager
 def understood(file: object) -> Iterator[None]:
     """Turns what a damaged graph makes of code that reads it (names that are no text, shapes that do not fit) into a

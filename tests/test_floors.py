@@ -46,7 +46,8 @@ FLOORS = {
     "olive_ext.engine.runners.ort": [
         ["kv"],
         ["inputs", "placement", "candidates"],
-        ["encoder_shapes", "encoder_batches", "encoder_arrays"],
+        ["encoder_arrays", "encoder_shapes"],
+        ["encoder_batches", "feature_graphs"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
         ["ort_parts", "ort_failures"],

@@ -19,6 +19,7 @@ from olive_ext.backends.lm_eval_patches import (
     environment_read_once,
     quiet_bars,
 )
+from olive_ext.backends.shot_media import media_of_shots
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
@@ -45,8 +46,7 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
-        compiled_templates(),
-        checked_documents(),
+        built_requests(),
         environment_read_once(),
         quiet_bars(progress),
         chosen_template(lm, settings.apply_chat_template),
@@ -73,6 +73,13 @@ def run_tasks(
             template = lm.chat_template(True)  # empty where a server applies it, so that it is not known
             results["chat_template_sha"] = hash_string(template) if template else None
     return results
+
+
+@contextmanager
+def built_requests() -> Iterator[None]:
+    """lm-eval makes requests of documents: fast, of checked ones, and with the pictures and sounds of examples."""
+    with compiled_templates(), checked_documents(), media_of_shots():
+        yield
 
 
 @contextmanager

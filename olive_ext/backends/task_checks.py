@@ -15,7 +15,7 @@ import yaml
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
-from olive_ext.errors import TaskError, first_line
+from olive_ext.errors import TaskError, counted, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,8 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
         documents: Any = task.fewshot_docs() if wanted else None
         if hasattr(documents, "__len__") and len(documents) < wanted + _draws_from_its_own(task.config):
             raise TaskError(
-                f"'num_fewshot' = {wanted}: task '{name}' has {len(documents)} documents to take examples from"
+                f"'num_fewshot' = {wanted}: task '{name}' has {counted(len(documents), 'document')} to take examples "
+                "from"
             )
 
 

@@ -92,7 +92,7 @@ class EngineConfig(Strict):
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
     head, and the log-probabilities computed on the device. "untouched" opens the file as it is and computes them in a
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
-    length in both."""
+    length, and a total length that is the first row's becomes that of all rows, in both."""
 
     adapters: list[str] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
@@ -105,9 +105,11 @@ class EngineConfig(Strict):
     provider is not set elsewhere, else the decoder's. Features are copied to the decoder's device."""
 
     encoder_batch_rows: PositiveInt | Auto = "auto"
-    """Rows of features that an encoder of pictures or sound makes in one run at most: items of one shape that wait are
-    encoded together, 1, 2, 4, ... of them, where two together were found to be what each is alone; larger ones alone.
-    "auto" is 2048 on a device, and one by one on the CPU, where it gains little, and where `deterministic` is true."""
+    """Rows of features that an encoder of pictures or sound makes in one run at most: items that wait are encoded
+    together, where several were found to be what each is alone, and larger ones alone. Patches with a grid are of
+    pictures of any size, sounds with a mask of any length (padding counts as rows), others of one shape, 1, 2, 4, ...
+    of them. "auto" is 2048 on a device, and one by one on the CPU, where it gains little, and where `deterministic` is
+    true."""
 
     compiled_dir: Place | Literal[False] | None = None
     """Folder of what execution providers compile (TensorRT's engines, EP context), kept by the graph's content, the

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError
-from olive_ext.model.media_types import Modality
+from olive_ext.model.media_types import WORDS, Modality
 
 Array = npt.NDArray[Any]
 
@@ -73,7 +73,7 @@ class ItemLimit:
         """What is wrong with an item of so many tokens; empty where nothing is."""
         if self.tokens is None or num_tokens <= self.tokens:
             return ""
-        return f"an {modality.value} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+        return f"a {WORDS[modality].kind} takes {num_tokens} tokens and is fed in one step: {self.reason}"
 
     def check(self, item: MediaItem) -> None:
         """Raises `MediaError` for an item of more tokens."""

@@ -54,6 +54,28 @@ def _rename_length(values: Iterable[onnx.ValueInfoProto], names: Iterable[str], 
             value.type.tensor_type.shape.dim[2].dim_param = length  # replaces a fixed number, too
 
 
+def with_total_of_all_rows(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` itself, in which the total length of GroupQueryAttention is no more that of the first row.
+
+    mobius 0.1.0 sums up the mask's first row in a Gemma 4 for WebGPU; a step whose first row is not the longest then
+    fails. It is now the width of the mask, as in all other exports.
+    """
+    made = {name: node for node in model.graph.node for name in node.output}
+    totals = {node.input[6] for node in model.graph.node if node.op_type == "GroupQueryAttention"}
+    for total in totals:
+        node, first = made.get(total), None
+        while node is not None and node.op_type in ("Gather", "Cast"):
+            first = node if node.op_type == "Gather" else first
+            node = made.get(node.input[0])
+        if first is None or node is None or node.op_type != "ReduceSum":
+            continue
+        width, cast = f"{total}/olive_ext_width", f"{total}/olive_ext_total"
+        first.input[0] = cast
+        model.graph.node.insert(0, helper.make_node("Shape", [node.input[0]], [width], start=1, end=2))
+        model.graph.node.insert(1, helper.make_node("Cast", [width], [cast], to=onnx.TensorProto.INT32))
+    return model
+
+
 def with_attention_bias(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` itself, in which every com.microsoft Attention without a bias now has one of zeros.
 

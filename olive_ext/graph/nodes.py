@@ -203,6 +203,19 @@ def drop_shape_hints(graph: onnx.GraphProto) -> None:
     _delete(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
 
 
+def clips_as_max(graph: onnx.GraphProto) -> None:
+    """Puts Max in place of each Clip of integers without an upper end, which is the same. OpenVINO 2025.4 returns 0
+    from such a Clip, with which embedding graphs count placeholders."""
+    lower = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            lower[node.output[0]] = node.attribute[0].t.data_type
+        is_open = node.op_type == "Clip" and len(node.input) > 1 and not any(node.input[2:])
+        if is_open and lower.get(node.input[1]) in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+            node.op_type = "Max"
+            del node.input[2:]
+
+
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Given: TypeAlias = Any
 """A PIL picture, a path, or the bytes of a file."""
 
+FILES = (str, Path, bytes, bytearray)
+"""The types by which a file is given."""
+
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side."""
 
@@ -42,7 +45,10 @@ def read_picture(given: Given) -> Image.Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        picture = given if isinstance(given, Image.Image) else Image.open(_opened(given))
+        if not isinstance(given, (Image.Image, *FILES)):
+            kind = type(given).__name__
+            raise MediaError(f"a {kind} is no picture: give a PIL image, a path or the bytes of a file")
+        picture = given if isinstance(given, Image.Image) else Image.open(opened(given))
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
             raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
@@ -144,14 +150,13 @@ def decoded(body: str) -> bytes:
         raise MediaError(f"'{body[:30]}...' is not valid base64: {error}") from error
 
 
-def _opened(given: Given) -> io.BytesIO | Path:
+def opened(given: str | Path | bytes | bytearray) -> io.BytesIO | Path:
+    """A file, by its path, its bytes or a data URL. Raises `MediaError` for another URL."""
     if isinstance(given, (bytes, bytearray)):
         return io.BytesIO(given)
     if isinstance(given, str) and ("://" in given or given.startswith("data:")):
         return io.BytesIO(data_of_url(given))
-    if isinstance(given, (str, Path)):
-        return Path(given)
-    raise MediaError(f"a {type(given).__name__} is no picture: give a PIL image, a path or the bytes of a file")
+    return Path(given)
 
 
 def why(error: Exception) -> str:

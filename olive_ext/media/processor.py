@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.kept import Kept
-from olive_ext.engine.media import ItemLimit, MediaItem, token_buckets
+from olive_ext.engine.media import ItemLimit, MediaItem, token_bucket, token_buckets
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
@@ -78,7 +78,7 @@ class MediaProcessor:
         which the model takes none."""
         taken = next((found for found in self.spec.inputs if found.modality is modality), None)
         if taken is None:
-            names = ", ".join(found.value for found in self.spec.modalities)
+            names = " and ".join(f"{WORDS[found].kind}s" for found in self.spec.modalities)
             raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
@@ -139,10 +139,13 @@ class MediaProcessor:
         processor, _ = self._loaded
         side = int(processor.patch_size) * int(processor.merge_size)
         smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]
-        for bucket in token_buckets(min(most, largest // side**2)):
-            height = isqrt(bucket - 1)
-            width = (bucket - 1) // height
-            if smallest <= height * width * side**2 <= largest:
+        most = min(most, largest // side**2)
+        for bucket in token_buckets(most):
+            size = min(bucket - 1, most)
+            heights = range(isqrt(size), 0, -1)
+            height = next(height for height in heights if token_bucket(size // height * height) == bucket)
+            width = size // height
+            if smallest <= height * width * side**2:
                 found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
         return found
 

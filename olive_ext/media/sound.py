@@ -5,7 +5,6 @@ Knows no model's text. Axes: N samples.
 
 from __future__ import annotations
 
-import io
 import logging
 import warnings
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
-from olive_ext.media.pictures import named, why
+from olive_ext.media.pictures import FILES, named, opened, why
 from olive_ext.media.processors import folders_of, load_feature_extractor, repeats_silence, torch_threads
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -96,18 +95,19 @@ def read_samples(given: Given, wanted: int) -> Samples:
     """Samples of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
     samples_N, rate = read_sound(given)
     if rate != wanted:
-        raise MediaError(f"{named(given, 'sound')} has {rate} samples a second; this model takes {wanted}: resample it")
+        shown = named(given, "sound")
+        raise MediaError(f"{shown} has {rate:g} samples a second; this model takes {wanted}: resample it")
     return samples_N
 
 
-def read_sound(given: Given) -> tuple[Samples, int]:
+def read_sound(given: Given) -> tuple[Samples, float]:
     """Samples of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two axes
     the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
     shown = named(given, "sound")
     pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        array, rate = _numbers(pair[0], shown), pair[1]
-    elif isinstance(given, (str, Path, bytes, bytearray)):
+        array, rate = _numbers(pair[0], shown), float(pair[1])
+    elif isinstance(given, FILES):
         array, rate = _read_wave(given)
     else:
         kind = type(given).__name__
@@ -121,7 +121,7 @@ def read_sound(given: Given) -> tuple[Samples, int]:
     samples = (array.astype(np.float32) - silence) / np.float32(loudest)
     if not np.isfinite(samples).all():
         raise MediaError(f"{shown} holds NaN or infinity")
-    return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, int(rate)
+    return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, rate
 
 
 def _numbers(given: Any, shown: str) -> npt.NDArray[Any]:
@@ -144,7 +144,9 @@ def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any],
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=wavfile.WavFileWarning)  # chunks that hold no sound
             warnings.filterwarnings("error", "Reached EOF prematurely", wavfile.WavFileWarning)
-            rate, array = wavfile.read(io.BytesIO(given) if isinstance(given, (bytes, bytearray)) else str(given))
+            rate, array = wavfile.read(opened(given))
+    except MediaError:
+        raise
     except Exception as error:  # scipy raises ValueError, struct.error, ZeroDivisionError, its warning
         raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {why(error)}") from error
     return array, rate

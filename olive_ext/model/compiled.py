@@ -38,6 +38,9 @@ Open = Callable[[bytes | Path, Sequence[Provider], Mapping[str, str]], Any]
 
 _GRAPH = "graph.onnx"
 _CONTEXT = "ep.context_"
+_WRITTEN = {"enable": "1", "embed_mode": "0", "model_external_initializers_file_name": "weights.bin"}
+"""In files beside the graph, which may have 2 GB at most."""
+
 _KEEPING = {row.name: row.keeping for row in TABLE if row.keeping is not None}
 
 
@@ -132,11 +135,12 @@ class Compiled:
                 place.touch()
                 self._kept += 1
                 return session
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW) as scratch:
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW, ignore_cleanup_errors=True) as scratch:
             written = make_own_folder(Path(scratch, "compiled"))
-            entries = {"enable": "1", "embed_mode": "0", "file_path": str(written / _GRAPH)}
+            entries = {_CONTEXT + name: value for name, value in _WRITTEN.items()}
+            entries[f"{_CONTEXT}file_path"] = str(written / _GRAPH)
             try:
-                session = open_graph(graph, providers, {_CONTEXT + name: value for name, value in entries.items()})
+                session = open_graph(graph, providers, entries)
             except OliveExtError as error:
                 session = open_graph(graph, providers, {})
                 self._tell(f"what is compiled cannot be kept: {first_line(error)}")

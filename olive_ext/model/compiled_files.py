@@ -29,7 +29,7 @@ class ProviderFiles:
     def __init__(self, place: Path, pattern: str) -> None:
         self.place = place
         self._pattern = pattern
-        self._scratch = tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW)
+        self._scratch = tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW, ignore_cleanup_errors=True)
         self.folder = Path(self._scratch.name)
         if place.is_dir():
             place.touch()
@@ -70,13 +70,14 @@ class ProviderFiles:
 
 def keep_within(root: Path, limit: int = LIMIT_BYTES) -> None:
     """Deletes what was not used for longest until `limit` bytes are left, and what dead sessions left a day ago."""
-    entries = sorted((path.stat().st_mtime, path) for path in root.iterdir() if path.is_dir())
+    entries = sorted(_folders(root))
     sizes = {path: sum(size for size, _ in _stamps(path).values()) for _, path in entries}
     total, left = sum(sizes.values()), time.time() - _DAY_S
     for used, path in entries:
         is_new = path.name.startswith(NEW)
         if (is_new and used < left) or (not is_new and total > limit):
-            delete(path)
+            with suppress(FileNotFoundError):  # another process deleted it
+                delete(path)
             total -= sizes[path]
 
 
@@ -85,6 +86,14 @@ def delete(folder: Path) -> None:
     gone = folder.with_name(f"{NEW}{os.getpid()}-{folder.name}")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def _folders(root: Path) -> Iterator[tuple[float, Path]]:
+    """When each folder was used last."""
+    for path in root.iterdir():
+        with suppress(FileNotFoundError):
+            if path.is_dir():
+                yield path.stat().st_mtime, path
 
 
 def _stamps(folder: Path) -> Stamps:

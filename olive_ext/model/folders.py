@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError, listed
+from olive_ext.errors import ModelError, counted, listed
 from olive_ext.model.package_config import inside, read_json
 
 GENAI_CONFIG = "genai_config.json"
@@ -59,7 +59,7 @@ def upwards(folder: Path) -> Iterator[tuple[Path, str]]:
     """The model's `folder` and the three folders above it, each with its place in words."""
     yield folder, "beside the model"
     for level, above in enumerate(folder.parents[:_LEVELS_UP], start=1):
-        yield above, f"{level} folder{'s' if level > 1 else ''} above the model"
+        yield above, f"{counted(level, 'folder')} above the model"
 
 
 def contents(folder: Path) -> str:

@@ -106,11 +106,19 @@ class MediaEncoderSpec(MediaInput):
     def one_by_one(self) -> str:
         """Why it takes one item a run, as far as its interface tells; empty where several may be tried."""
         for tensor in self.inputs:
-            if "grid" in tensor.name:
-                return f"'{tensor.name}': patches of pictures of any size are one row"
             if isinstance(tensor.shape[0], int):
                 return f"'{tensor.name}' {list(tensor.shape)} has room for {tensor.shape[0]}"
-        return "" if self.real_rows is None else f"'{self.real_rows.name}' tells the rows of one"
+        return ""
+
+    @property
+    def grid(self) -> str | None:
+        """The input with a row for each picture, whose patches lie one behind the other; None where there is none."""
+        return next((tensor.name for tensor in self.inputs if "grid" in tensor.name), None)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an input tells what of an item is padding."""
+        return any("mask" in tensor.name for tensor in self.inputs)
 
     @property
     def num_rows(self) -> int | None:

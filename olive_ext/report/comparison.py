@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from olive_ext.errors import counted
+
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
@@ -192,7 +194,7 @@ class Certainty:
         """ "342 of 10,042 documents, stopped: loss below 1 point is certain (95 %)"."""
         found, level = f"{self._found()}", f"{100 * self.confidence:g} %"
         if self.num_evaluated == self.num_documents:
-            return f"all {self.num_documents:,} documents: {found}"
+            return f"{'all ' * (self.num_documents != 1)}{counted(self.num_documents, 'document')}: {found}"
         return f"{self.num_evaluated:,} of {self.num_documents:,} documents, stopped: {found} is certain ({level})"
 
     def _found(self) -> str:

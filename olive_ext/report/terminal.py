@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
-from olive_ext.errors import printable
+from olive_ext.errors import counted, printable
 from olive_ext.report.page import Page
 from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, metric_table, phases_of, score_rows
@@ -59,7 +59,7 @@ def _costs(report: Report) -> Iterator[str]:
         if facts.get("export"):
             yield f"{name} {facts['export']}"
     if earlier := (report.model.get("journal") or {}).get("answers_known"):
-        yield f"{earlier} answers from an earlier run"
+        yield f"{counted(earlier, 'answer')} from an earlier run"
     fed, naive, seconds = (report.engine.get(name) for name in ("tokens_fed", "tokens_naive", "seconds"))
     if isinstance(seconds, int | float):
         tokens = f"{fed} tokens fed of {naive} in the requests, " if fed and naive else ""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.bands import Band, band_of
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
@@ -41,7 +42,7 @@ class Verdict:
         """Finding, figures and documents in one line."""
         if not self.figures:
             return self.finding
-        return f"{self.finding}: {', '.join(map(str, self.figures))} ({self.num_documents:,} documents)"
+        return f"{self.finding}: {', '.join(map(str, self.figures))} ({counted(self.num_documents, 'document')})"
 
 
 def verdict(comparison: Comparison) -> Verdict:
@@ -61,13 +62,14 @@ def verdict(comparison: Comparison) -> Verdict:
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
     if not figures and comparison.missing:
-        return Verdict("cannot_tell", f"nothing was compared: {comparison.missing} requests have no answer")
+        return Verdict("cannot_tell", f"nothing was compared: {_unanswered(comparison)}")
     if not figures:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     band = None if divergence is None else band_of(divergence)
     certain = list(_certain(comparison.certainty))
     against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]
-    lost = [f"{comparison.missing} requests have no answer and are not in this"] if comparison.missing else []
+    is_out = "and is not in this" if comparison.missing == 1 else "and are not in this"
+    lost = [f"{_unanswered(comparison)} {is_out}"] if comparison.missing else []
     if not certain and _is_same(comparison, divergence):
         return Verdict("no_difference", "; ".join(["no difference found", *lost]), figures, documents)
     found = [*certain, *against] or [_in_favour(changes)]
@@ -100,6 +102,10 @@ def _in_favour(changes: list[Change]) -> tuple[Kind, str]:
     return ("gain", f"no loss found, gain in {joined(gained)}") if gained else ("no_loss_found", "no loss found")
 
 
+def _unanswered(comparison: Comparison) -> str:
+    return f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
+
+
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     flipped = any(item.right_to_wrong + item.wrong_to_right for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
@@ -110,7 +116,7 @@ def _non_finite(comparison: Comparison) -> list[str]:
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
     scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
-    outputs = [f"output of {comparison.non_finite} requests"] if comparison.non_finite else []
+    outputs = [f"output of {counted(comparison.non_finite, 'request')}"] if comparison.non_finite else []
     return outputs + distances + texts + scores
 
 

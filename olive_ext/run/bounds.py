@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import Bound, WorkflowSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import NAMES, listed, long_names, matching, non_finite_requests
@@ -115,7 +115,7 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
     number_wrong = non_finite_requests(metrics)
-    wrong = f"{number_wrong} requests had no finite output: no metric can be trusted"
+    wrong = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
     lines = [
         line for bound in bounds for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics)))
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.backends.task_names import refuse_unknown
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError
+from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError, counted
 from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
@@ -124,9 +124,10 @@ def check_complete(report: Report, on_error: str) -> None:
     """Raises `IncompleteError` for requests without an answer, unless they are to be reported only."""
     if report.missing and on_error == "stop":
         first = report.missing[0]
+        unanswered = counted(len(report.missing), "request has", "requests have")
         raise IncompleteError(
-            f"{len(report.missing)} requests have no answer, and their documents count in no metric; the first, of "
-            f"document {first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
+            f"{unanswered} no answer, and such a document counts in no metric; the first, of document "
+            f"{first['doc_id']} of '{first['task']}': {first['reason']} ('on_error' = \"report\" accepts this)"
         )
 
 

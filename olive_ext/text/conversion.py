@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
-from olive_ext.errors import ConfigError, MediaError, TaskError
+from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
@@ -161,7 +161,7 @@ def placed(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[
     if media is not None:
         return media.place(tokens, request.images, request.audio)
     if request.images:
-        raise TaskError(f"the request gives {len(request.images)} pictures, but this model takes text only")
+        raise TaskError(f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only")
     if request.audio:
         raise TaskError(NO_SOUND)
     return tokens, ()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olive_ext.engine.requests import Source
-from olive_ext.errors import ConfigError, MediaError, TaskError
+from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model.generation_config import Suppressed
 from olive_ext.text.placeholders import with_media
@@ -53,7 +53,7 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
         return request
     messages, images, audio = with_media(messages, request.images, request.audio)
     if images:
-        raise TaskError(f"the messages hold {len(images)} pictures; this model takes sound")
+        raise TaskError(f"the messages hold {counted(len(images), 'picture')}; this model takes sound")
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([{"text": content}] if isinstance(content, str) else content)]
     changes: dict[str, Any] = {name: "".join(part.get("text", "") for part in parts), "audio": audio}
@@ -105,7 +105,7 @@ def make_sources(
     if encoding.sound is None:
         raise TaskError(NO_SOUND)
     if len(request.audio) > 1 or request.source is not None:
-        given = "a 'source' beside 'audio'" if request.source is not None else f"{len(request.audio)} sounds"
+        given = "a 'source' beside 'audio'" if request.source is not None else counted(len(request.audio), "sound")
         raise MediaError(f"the request gives {given}; this model takes one sound")
     return tuple(map(Source, encoding.sound.windows(request.audio[0])))
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
-from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
-from olive_ext.model.media_types import WORDS, Modality
+from olive_ext.model.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -37,6 +37,8 @@ class MediaText:
     tokenizer: Tokenizer
     limit: ItemLimit = field(default_factory=ItemLimit)
     """How many tokens an item may have."""
+    problems: Mapping[Modality, str] = field(default_factory=dict)
+    """Why items of a modality have no marker. Text runs without one."""
 
     def marker_text(self, modality: Modality) -> str:
         """The text of the token that stands for an item in a prompt."""
@@ -52,10 +54,10 @@ class MediaText:
         given = {Modality.IMAGE: images, Modality.AUDIO: audio}
         for modality, items in given.items():
             if items and modality not in self.markers:
-                problem = self.processor.spec.problem
+                problem = self.problems.get(modality, self.processor.spec.problem)
+                found_items = counted(len(items), WORDS[modality].kind)
                 raise TaskError(
-                    f"the request gives a {WORDS[modality].kind}; this model takes none"
-                    f"{f': {problem}' if problem else ''}"
+                    f"the request gives {found_items}; this model takes none{f': {problem}' if problem else ''}"
                 )
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
@@ -96,8 +98,8 @@ class MediaText:
         if places != given:
             kind = WORDS[modality].kind
             raise MediaError(
-                f"the request gives {given} {kind}{'s' * (given != 1)}, and its prompt has {places} of the marker "
-                f"'{self.marker_text(modality)}'"
+                f"the request gives {counted(given, kind)}, and its prompt has {places} of the marker "
+                f"'{self.marker_text(modality)}': give one for each {kind}"
             )
 
 
@@ -106,17 +108,25 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
     its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
     a setting that allows no item."""
     processor.check_fixed(limit)
+    made = {found.modality: _marker(found, files, tokenizer) for found in processor.spec.inputs}
+    markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}
+    problems = {modality: problem for modality, problem in made.items() if isinstance(problem, str)}
+    return MediaText(processor, markers, tokenizer, limit, problems)
+
+
+def _marker(found: MediaInput, files: ModelFiles, tokenizer: Tokenizer) -> Marker | str:
+    """The marker, or why there is none."""
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
-    markers = {}
-    for found in processor.spec.inputs:
-        marker = Marker(found.placeholder)
-        if kind.startswith("gemma"):
-            begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
-            newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False)) if kind.startswith("gemma3") else ()
-            token = begin if kind.startswith("gemma3") else found.placeholder
-            marker = Marker(token, (*newlines, begin), (end, *newlines))
-        markers[found.modality] = marker
-    return MediaText(processor, markers, tokenizer, limit)
+    if not kind.startswith("gemma"):
+        return Marker(found.placeholder)
+    try:
+        begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
+    except ModelError as error:
+        return str(error)
+    if not kind.startswith("gemma3"):
+        return Marker(found.placeholder, (begin,), (end,))
+    newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False))
+    return Marker(begin, (*newlines, begin), (end, *newlines))
 
 
 _AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}
@@ -142,8 +152,8 @@ def cut_media(media: Media, begin: int, length: int) -> Media:
     if media and media[0].start < begin:
         taken = sum(run.item.num_tokens for run in media)
         raise MediaError(
-            f"{length} tokens, {taken} of them of {len(media)} pictures or sounds, are {begin} too many for the model "
-            "(max_length), and pictures are not cut: give fewer or smaller ones"
+            f"{length} tokens, {taken} of them of {counted(len(media), 'picture or sound', 'pictures or sounds')}, are "
+            f"{begin} too many for the model (max_length), and pictures are not cut: give fewer or smaller ones"
         )
     return moved(media, -begin) if begin else media
 
@@ -177,11 +187,12 @@ def with_media(
 
 def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
     """What the messages hold, with those given in the open places; all that are given where the messages have none."""
-    items = held[modality]
+    items, kind = held[modality], WORDS[modality].kind
     num_open = sum(item is None for item in items)
     if num_open != len(given) and (items or modality is Modality.IMAGE):
-        kind = WORDS[modality].kind
-        raise MediaError(f"the messages leave {num_open} of {len(items)} {kind}s open, and {len(given)} are given")
+        parts = counted(len(items), f"part for a {kind}", f"parts for {kind}s")
+        found = f"the messages have {parts}, {num_open} of them without one"
+        raise MediaError(f"{found}, and the request gives {counted(len(given), kind)} beside them")
     rest = iter(given)
     return [next(rest) if item is None else item for item in items] if items else list(given)
 

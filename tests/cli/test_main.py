@@ -88,8 +88,8 @@ def test_package_error_is_2_and_its_lines_are_joined(capsys: pytest.CaptureFixtu
 
 
 def test_requests_without_an_answer_are_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"], ends_with(IncompleteError("1 requests have no answer"))) == 1
-    assert capsys.readouterr().err == "olive-ext: error: 1 requests have no answer\n"
+    assert main(["schema"], ends_with(IncompleteError("1 request has no answer"))) == 1
+    assert capsys.readouterr().err == "olive-ext: error: 1 request has no answer\n"
 
 
 def test_other_failure_is_1_and_names_the_way_to_the_traceback(

@@ -97,7 +97,7 @@ def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
     runner = ShortRunner(3, Batching.RANGE)
     runner.most = LARGEST - 1
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MemoryShortageError, match="planted"):
+    with pytest.raises(MemoryShortageError, match="planted; the 9 tokens of a picture or a sound are fed in one step"):
         Engine(runner, 64).run([request])
 
 
@@ -143,7 +143,7 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
     runner = FakeRunner(2, Batching.RANGE)
     runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MediaError, match=r"an image takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
+    with pytest.raises(MediaError, match=r"a picture takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
         Engine(runner, 8).run([request])
 
 

@@ -180,7 +180,7 @@ def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random
     assert isinstance(session.executor, Engine)
     runner: Any = session.executor.runner
     for encoder in getattr(runner, "_inner", runner)._parts.embedding._encoders.values():
-        encoder.budget = budget
+        encoder.kept.budget = budget
     scored = [(number, target) for number, one in enumerate(asked) for target in one.targets]
     generated = [number for number, one in enumerate(asked) if one.num_tokens]
     rng.shuffle(scored)

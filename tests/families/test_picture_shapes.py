@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import olive_ext
-from olive_ext.config import ModelSettings
-from olive_ext.engine.media import token_bucket, token_buckets
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.engine.media import MediaItem, token_bucket, token_buckets
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
@@ -26,6 +28,7 @@ from olive_ext.model.types import Device
 from olive_ext.text.requests import ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, picture
+from tests.families.sounds import sound
 
 pytestmark = pytest.mark.slow
 
@@ -115,14 +118,113 @@ def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> N
     assert (counters.encoded, counters.hits, counters.evicted) == (4, 2, 2)
 
 
-def _batched(package: Path, max_rows: int, *, is_strict: bool = False) -> tuple[MediaEncoder, MediaProcessor]:
+def _batched(
+    package: Path, max_rows: int, *, is_strict: bool = False, is_bucketed: bool = False, kind: Modality = Modality.IMAGE
+) -> tuple[MediaEncoder, MediaProcessor]:
     model = resolve(ModelSettings(model=str(package)))
     assert model.media is not None
-    (spec,) = model.media.encoders
-    graph, shapes = str(spec.files.graph), EncoderShapes(spec, is_strict=is_strict)
-    opened, batches = (lambda: ort.InferenceSession(graph)), EncoderBatches(spec, max_rows)
+    spec = next(spec for spec in model.media.encoders if spec.modality is kind)
+    graph, shapes = str(spec.files.graph), EncoderShapes(spec, is_strict=is_strict, is_bucketed=is_bucketed)
+    opened, batches = (
+        (lambda: ort.InferenceSession(graph)),
+        EncoderBatches(spec, max_rows, is_bucketed=is_bucketed),
+    )
     encoder = MediaEncoder(spec, Device("cpu"), opened, ort.InferenceSession, shapes, batches=batches)
     return encoder, MediaProcessor(model.media, model.files)
+
+
+def _assert_as_alone(package: Path, encoder: MediaEncoder, items: list[MediaItem]) -> None:
+    alone, _ = _batched(package, 1, kind=items[0].modality)
+    encoder.expect(items)
+    for item in items:
+        for found, expected in zip(encoder.features(item), alone.features(item), strict=True):
+            assert found.shape() == expected.shape()
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5 * np.abs(expected.numpy()).max())
+    assert alone.counters.runs == len(items)
+
+
+SIZES = [(40, 40), (60, 30), (24, 70), (64, 64), (30, 30), (50, 20), (20, 60), (64, 40), (33, 33), (48, 48)]
+"""Of 4 to 16 tokens."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_5_vl", *(pytest.param(name, marks=pytest.mark.exporters) for name in ("qwen3_5", "qwen3_vl"))],
+)
+@pytest.mark.parametrize(("is_bucketed", "max_rows", "runs"), [(False, 1024, 1), (False, 24, 4), (True, 1024, 2)])
+def test_pictures_of_any_size_with_a_grid_are_encoded_together(
+    family: str, is_bucketed: bool, max_rows: int, runs: int
+) -> None:
+    """Ten pictures: as many as `max_rows` has room for, seven in a bucket; each as it is alone."""
+    package, _ = media_export(family)
+    encoder, processor = _batched(package, max_rows, is_bucketed=is_bucketed)
+    items = [processor.item(Modality.IMAGE, picture(seed, *size)) for seed, size in enumerate(SIZES)]
+    assert len({item.num_tokens for item in items}) > 2
+    _assert_as_alone(package, encoder, items)
+    assert (encoder.counters.encoded, encoder.counters.runs) == (len(items), runs)
+
+
+def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_beforehand() -> None:
+    package, _ = media_export("qwen2_5_vl")
+    encoder, processor = _batched(package, 64, is_strict=True, is_bucketed=True)
+    encoder.warm_up(processor.dummies(512))
+    warmed = encoder.describe()["encoder_shapes_warmed"]
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        sizes = rng.integers(16, 80, (rng.integers(1, 9), 2)).tolist()
+        items = [processor.item(Modality.IMAGE, picture(100 * number + n, *size)) for n, size in enumerate(sizes)]
+        encoder.expect(items)
+        for item in items:
+            encoder.features(item)
+    facts = encoder.describe()
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (warmed, 0)
+    assert facts["image_encoder_runs"] < facts["images_encoded"] / 3
+    assert warmed == 3 + 5  # of one picture 8, 16 and 32 tokens; of several 16, 32, 48, 64 and 96
+
+
+def test_strict_session_encodes_pictures_of_any_size_together(package: Path) -> None:
+    engine = {"strict_shapes": True, "num_slots": 2, "chunk_size": 16}
+    marker = MEDIA_FAMILIES["qwen2_5_vl"].marker
+    asked = [
+        ScoringRequest(f"{marker} and", " stone", images=[picture(seed, *size)]) for seed, size in enumerate(SIZES)
+    ]
+    found, runs = [], []
+    for more in ({}, {"encoder_batch_rows": 64}):
+        with olive_ext.open(package, execution_provider="cpu", engine={**engine, **more}) as session:
+            found.append([output.logprob for output in session.loglikelihood(asked)])
+            facts = session.describe_execution()
+        assert (facts["images_encoded"], facts["encoder_shapes_late"]) == (len(SIZES), 0)
+        runs.append(facts["image_encoder_runs"])
+    assert runs == [len(SIZES), 2]
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
+@pytest.mark.exporters
+@pytest.mark.parametrize(("max_rows", "runs"), [(1024, 1), (120, 3)])
+def test_sounds_of_any_length_with_a_mask_are_encoded_together(max_rows: int, runs: int) -> None:
+    """Filled up to the longest, which counts as rows of each."""
+    package, _ = media_export("gemma4_any")
+    encoder, processor = _batched(package, max_rows, kind=Modality.AUDIO)
+    items = [processor.item(Modality.AUDIO, sound(seed, 9000 + 4000 * seed)) for seed in range(7)]
+    assert len({item.num_tokens for item in items}) == len(items)
+    _assert_as_alone(package, encoder, items)
+    assert (encoder.counters.encoded, encoder.counters.runs) == (len(items), runs)
+
+
+@pytest.mark.exporters
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("qwen3_asr", Modality.AUDIO), ("gemma3", Modality.IMAGE), ("gemma4_vl", Modality.IMAGE)],
+)
+def test_encoder_that_has_one_item_built_in_gets_them_one_by_one_and_says_so(family: str, kind: Modality) -> None:
+    package, _ = media_export(family)
+    encoder, processor = _batched(package, 1024, kind=kind)
+    given = {Modality.AUDIO: lambda seed: sound(seed, 16000), Modality.IMAGE: lambda seed: picture(seed, 40, 40)}[kind]
+    items = [processor.item(kind, given(seed)) for seed in range(4)]
+    _assert_as_alone(package, encoder, items)
+    assert (encoder.counters.encoded, encoder.counters.runs) == (4, 4)
+    (reason,) = [why for name, why in encoder.describe().items() if name.endswith("s_one_by_one")]
+    assert reason.startswith("several together fail: ")
 
 
 @pytest.mark.parametrize("max_rows", [16 * 4, 16 * 7])
@@ -185,7 +287,7 @@ def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one(tmp_path: Pa
     for item in items:
         encoder.features(item)
     assert (encoder.counters.encoded, encoder.counters.runs) == (3, 3)
-    assert "features of two together are" in encoder.describe()["images_one_by_one"]
+    assert "features of 2 together are" in encoder.describe()["images_one_by_one"]
 
 
 def test_encoder_with_room_for_one_picture_is_told_by_its_interface(tmp_path: Path) -> None:
@@ -194,6 +296,9 @@ def test_encoder_with_room_for_one_picture_is_told_by_its_interface(tmp_path: Pa
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=[one]) for one in PICTURES])
         facts = session.describe_execution()
     assert facts["images_one_by_one"] == "'pixel_values' [1, 3, 32, 32] has room for 1"
+    config = {"model": {"path": str(package)}, "tasks": ["a"], "engine": {"encoder_batch_rows": 1024}}
+    said = check_model(EvaluationConfig.parse(config)).text()
+    assert re.search(r"images in a run +one +\('pixel_values' \[1, 3, 32, 32\] has room for 1\)", said), said
     assert (facts["images_encoded"], facts["image_encoder_runs"]) == (3, 3)
 
 

@@ -174,9 +174,13 @@ def test_messages_hold_pictures_or_leave_them_to_the_list(family: str) -> None:
         ("{marker}", [], "gives 0 pictures, and its prompt has 1 of the marker"),
         ("plain", PICTURES[:1], "gives 1 picture, and its prompt has 0"),
         ("{marker}{marker}", PICTURES, "gives 3 pictures, and its prompt has 2"),
-        ([{"role": "user", "content": [{"type": "image"}]}], [], "leave 1 of 1 pictures open, and 0 are given"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            [],
+            "1 part for a picture, 1 of them without one, and the request gives 0 pictures beside them",
+        ),
         ([{"role": "user", "content": [{"type": "video"}]}], [], "a part of the type 'video'"),
-        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives a sound; this model takes none"),
+        ([{"role": "user", "content": [{"type": "audio", "audio": b""}]}], [], "gives 1 sound; this model takes none"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], [], r"'image_url' without 'image_url\.url'"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}],
@@ -216,6 +220,18 @@ def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> No
 
 
 @pytest.mark.exporters
+def test_rows_behind_a_shorter_first_one_are_answered_in_place() -> None:
+    """mobius' Gemma 4 for WebGPU takes the first row's length for that of all."""
+    package, _ = media_export("gemma4_vl", "f32", "webgpu")
+    asked = [GenerationRequest(list(range(20, 20 + length)), max_new_tokens=4) for length in (5, 60, 33, 7)]
+    answers = []
+    for num_slots in (1, 3):
+        with olive_ext.open(package, execution_provider="cpu", engine={"num_slots": num_slots}) as session:
+            answers.append([output.tokens for output in session.generate(asked)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.exporters
 def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
     with _open("gemma3") as session:
         for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", PICTURES[:1])):
@@ -232,7 +248,7 @@ def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() 
     with _open(name, chunk_size=largest - 1) as session, pytest.raises(LostRequestsError) as caught:
         session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
     too_large = [place for place, one in enumerate(PICTURES) if _reference(name).num_tokens(one) == largest]
-    words = f"an image takes {largest} tokens and is fed in one step: 'engine.chunk_size' = {largest - 1} allows fewer"
+    words = f"a picture takes {largest} tokens and is fed in one step: 'engine.chunk_size' = {largest - 1} allows fewer"
     assert sorted(caught.value.lost) == too_large
     assert all(words in reason for reason in caught.value.lost.values())
     assert sorted([*answered, *too_large]) == list(range(len(PICTURES)))
@@ -242,7 +258,7 @@ def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() 
 @pytest.mark.parametrize("engine", [{"chunk_size": 15}, {"chunk_size": 15, "strict_shapes": True}])
 def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_opened(engine: dict[str, object]) -> None:
     path = plain_encoder_export("f32", "webgpu")
-    words = "an image takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
+    words = "a picture takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
     with pytest.raises(ConfigError, match=words):
         olive_ext.open(path, execution_provider="cpu", engine=engine)
     config = {"model": {"path": str(path)}, "tasks": ["a"], "engine": engine, "execution_provider": "cpu"}

@@ -131,9 +131,13 @@ def test_messages_hold_sound_or_leave_it_to_the_list(session: Session) -> None:
         ),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, 0, r"without 'input_audio\.data'"),
         ({"type": "input_audio", "input_audio": {"data": "@", "format": "wav"}}, 0, "not valid base64"),
-        ({"type": "audio"}, 0, "leave 1 of 1 sounds open, and 0 are given"),
-        ({"type": "audio", "audio": b"RIFF"}, 1, "leave 0 of 1 sounds open, and 1 are given"),
-        ({"type": "image", "image": b"x"}, 0, "1 pictures; this model takes sound"),
+        ({"type": "audio"}, 0, "1 part for a sound, 1 of them without one, and the request gives 0 sounds beside them"),
+        (
+            {"type": "audio", "audio": b"RIFF"},
+            1,
+            "1 part for a sound, 0 of them without one, and the request gives 1 sound beside them",
+        ),
+        ({"type": "image", "image": b"x"}, 0, "1 picture; this model takes sound"),
         ({"type": "text", "text": "x"}, 0, "gives no sound; this model takes one in 'audio'"),
     ],
 )

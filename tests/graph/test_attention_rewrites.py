@@ -12,7 +12,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias, with_full_length_kv
+from olive_ext.graph.attention_rewrites import (
+    cross_graph,
+    with_attention_bias,
+    with_full_length_kv,
+    with_total_of_all_rows,
+)
 
 FLOAT = TensorProto.FLOAT
 
@@ -162,3 +167,26 @@ def test_windowed_layers_keep_all_positions_and_look_at_the_same_window(length: 
 def test_graph_without_windowed_caches_is_handed_back_as_it_is() -> None:
     model = _graph(windowed=(False, False))
     assert with_full_length_kv(model) is model
+
+
+def test_total_length_is_that_of_all_rows_and_not_of_the_first() -> None:
+    """In the form of mobius 0.1.0: the first row's sum of the mask."""
+    model = _graph(windowed=(False,))
+    mask = helper.make_tensor_value_info("mask", TensorProto.INT64, ["B", "T"])
+    consts = [onnx.numpy_helper.from_array(np.array(value), name) for name, value in (("axis", [1]), ("place", 0))]
+    nodes = [
+        helper.make_node("ReduceSum", ["mask", "axis"], ["sums"], keepdims=0),
+        helper.make_node("Cast", ["sums"], ["cast"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["cast", "place"], ["total"]),
+        *model.graph.node,
+    ]
+    total = helper.make_tensor_value_info("total", TensorProto.INT32, [])
+    graph = helper.make_graph(nodes, "g", [mask, *model.graph.input], [total, *model.graph.output], consts)
+    decoder = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    found = []
+    for is_edited in (False, True):
+        decoder = with_total_of_all_rows(decoder) if is_edited else decoder
+        session = ort.InferenceSession(cross_graph(decoder, ["total"]).SerializeToString())
+        found.append(session.run(None, {"mask": np.array([[1, 1, 0], [1, 1, 1]])})[0])
+    assert [int(one) for one in found] == [2, 3]
+    assert found[0].shape == found[1].shape == ()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.engine.media import token_bucket, token_buckets
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.processors import load_image_processor
@@ -86,8 +87,16 @@ def test_number_of_tokens_is_the_configs_where_the_processor_has_none(tmp_path: 
         _processor(tmp_path, siglip).item(Modality.IMAGE, picture(0, 9, 9))
 
 
+@pytest.mark.parametrize("most", [1, 7, 8, 13, 33, 47, 64, 100])
+def test_dummies_are_of_every_bucket_that_a_picture_can_be_in(tmp_path: Path, most: int) -> None:
+    processor = _processor(tmp_path, {**QWEN, "size": {"shortest_edge": 256, "longest_edge": 64 * 256}})
+    items = processor.dummies(most)
+    assert {token_bucket(item.num_tokens) for item in items} == set(token_buckets(min(most, 64)))
+    assert all(item.num_tokens <= most for item in items)
+
+
 def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="the request has a sound; this model takes image"):
+    with pytest.raises(TaskError, match="the request has a sound; this model takes pictures"):
         _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
 
 

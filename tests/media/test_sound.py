@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import wave
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def test_channels_are_averaged() -> None:
         ((np.zeros(9, np.int64), RATE), "of the type int64"),
         ((None, RATE), "of the type object"),
         ({"bytes": b"", "path": "a.wav"}, "a dict is no sound: give"),
+        ("https://example.com/a.wav", "only data URLs in base64 are read .*none fetched"),
         ("/nowhere.wav", "the sound '/nowhere.wav' cannot be read"),
         ({"array": [0.0]}, "a dict is no sound"),
         (np.zeros(4), "a ndarray is no sound"),
@@ -102,8 +104,9 @@ def test_bad_sound_is_refused_in_one_line(given: Any, error: str) -> None:
 
 
 def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="has 44100 samples a second; this model takes 16000"):
-        _processor(tmp_path).windows((np.zeros(100, np.float32), 44100))
+    for rate in (44100, 16000.5, math.nan):
+        with pytest.raises(TaskError, match=f"has {rate} samples a second; this model takes 16000"):
+            _processor(tmp_path).windows((np.zeros(100, np.float32), rate))
 
 
 def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +77,24 @@ def test_second_run_compiles_nothing(tmp_path: Path, providers: Sequence[Provide
     assert counts(run(tmp_path, providers, compiler)) == (0, 1)
     assert compiler.compiled == 1
     assert not list(tmp_path.glob(".new-*"))
+
+
+def test_two_at_once_compile_once(tmp_path: Path) -> None:
+    compiler, both = Compiler(), Barrier(2)
+
+    def slow(graph: bytes | Path, providers: Sequence[Provider], entries: Mapping[str, str]) -> Any:
+        sleep(0.1)  # in which the other one would begin, too
+        return compiler(graph, providers, entries)
+
+    def engine(_: int) -> tuple[int, int]:
+        compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
+        both.wait(10)
+        compiled.opened(GRAPH, [], QNN, slow)
+        return counts(compiled.describe())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(engine, range(2))) == [(0, 1), (1, 0)]
+    assert compiler.compiled == 1
 
 
 @pytest.mark.parametrize("providers", [QNN, TENSORRT], ids=["context", "files"])

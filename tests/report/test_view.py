@@ -64,5 +64,5 @@ def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
     report = replace(REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 1240}})
     lines = printed(report).splitlines()
-    assert "1240 answers from an earlier run" in lines
+    assert "1,240 answers from an earlier run" in lines
     assert "9.0 s (load 1.0, reference 2.5, candidate 4.0, rest 1.5)" in lines

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="this division traps on x86 only"),
 ]
 LEAST = -(2**63)
-PARTIAL = "No difference found; 1 requests have no answer and are not in this"
+PARTIAL = "No difference found; 1 request has no answer and is not in this"
 
 
 def crash_on(token: int, path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_document_is_named_and_the_rest_is_evaluated(
     assert run(crashing, *compared) == 1
     said = capsys.readouterr().err
     assert (
-        "1 requests have no answer, and their documents count in no metric; the first, of document 2 of 'tiny_choice': "
+        "1 request has no answer, and such a document counts in no metric; the first, of document 2 of 'tiny_choice': "
         "each worker that ran it ended by SIGFPE ('on_error' = \"report\" accepts this)"
     ) in said
     first = report()

@@ -38,7 +38,7 @@ def test_documents_of_lost_requests_count_in_no_metric(task: str, tmp_path: Path
     assert (missing["task"], missing["reason"]) == (task, CRASH.reason)
     assert from_json((tmp_path / "out" / "report.json").read_text()).missing == report.missing
     with pytest.raises(
-        IncompleteError, match=rf"^1 requests have no answer, .* of document \d+ of '{task}': each worker"
+        IncompleteError, match=rf"^1 request has no answer, .* of document \d+ of '{task}': each worker"
     ):
         check_complete(report, "stop")
     check_complete(report, "report")

@@ -22,13 +22,22 @@ class LostRequest:
     """lm-eval's document, which counts in no metric."""
 
 
+class LostRequests(list[LostRequest]):
+    """Those of one model."""
+
+    is_read = False
+    """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""
+
+
 @contextmanager
-def noting(lost: list[LostRequest], owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
+def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
     """Adds to `lost` what a call of a session could not answer; `owners` gives lm-eval's requests that the session's
-    request at a place stands for. Where it has none, the error of the session passes."""
+    request at a place stands for. Where it has none, or nobody reads them, the error of the session passes."""
     try:
         yield
     except LostRequestsError as error:
+        if not lost.is_read:
+            raise
         for place, reason in error.lost.items():
             found = [LostRequest(str(own.task_name), int(own.doc_id), reason, own.doc) for own in owners(place)]
             if not found:
@@ -40,6 +49,8 @@ def noting(lost: list[LostRequest], owners: Callable[[int], Iterable[Any]]) -> I
 def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) -> Iterator[None]:
     """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
     `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing."""
+    if isinstance(lost, LostRequests):
+        lost.is_read = True
     originals = {name: task.process_results for name, task in tasks.items()}
     own = {name for name, task in tasks.items() if "process_results" in vars(task)}
 

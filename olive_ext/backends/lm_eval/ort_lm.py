@@ -30,7 +30,7 @@ from olive_ext.backends.lm_eval.instances import (
     encoded_slices,
     known_answers_first,
 )
-from olive_ext.backends.lm_eval.lost_requests import LostRequest, noting
+from olive_ext.backends.lm_eval.lost_requests import LostRequests, noting
 from olive_ext.backends.lm_eval.scored_slices import score_slices
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
@@ -68,7 +68,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         super().__init__()
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
-        self.lost: list[LostRequest] = []  # what lm-eval is given as their answers means nothing
+        self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, list[int]] = {}
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
@@ -142,7 +142,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
         options = self._arguments.template_variables()
-        return self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
+        text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
+        self._media.note_markers(text, chat_history)
+        return text
 
     @known_answers_first
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:

@@ -14,7 +14,7 @@ from typing import Any
 from lm_eval.models.utils import replace_placeholders, resize_image
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.errors import MediaError, TaskError
+from olive_ext.errors import MediaError, TaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model.media_types import Modality
 from olive_ext.session import Session
@@ -33,6 +33,9 @@ class TaskMedia:
         self._arguments = arguments
         self._media = session.media
         self._markers = {} if self._media is None else self._media.markers
+        self._marked: dict[str, int] = {}
+        """Pictures that stood in the conversation of a prompt, where these are more than the model is given."""
+
         self.is_speech = session.encoding is not None and session.encoding.sound is not None
         """Whether every request has a sound, and its context is what the decoder begins with."""
 
@@ -67,11 +70,29 @@ class TaskMedia:
         context = str(args[0])
         if len(args) < 3 or self._media is None:
             return context
+        self._refuse_others(context, len(_as_list(args[2].get("visual"))))
         for modality in self._markers:
             given = self._arguments.image_string if modality is Modality.IMAGE else None
             marker = given or self._media.marker_text(modality)
             context = str(replace_placeholders(context, PLACEHOLDERS[modality], marker, self._most(modality)))
         return context
+
+    def _refuse_others(self, context: str, num_images: int) -> None:
+        """Raises `TaskError` where pictures are missing that the task's text has a place for: `max_images` would put
+        others there."""
+        mark = PLACEHOLDERS[Modality.IMAGE]
+        places = self._marked.get(context, context.count(mark))
+        if places > max(num_images, self._arguments.max_images):
+            raise TaskError(
+                f"the task's text has {places} of '{mark}', and its request gives {counted(num_images, 'picture')}: "
+                "those of examples are given by 'olive-ext evaluate' and Olive workflows, not by lm-eval itself"
+            )
+
+    def note_markers(self, text: str, history: Sequence[Mapping[str, Any]]) -> None:
+        """Remembers how many pictures the conversation of the prompt `text` has a place for."""
+        places = sum(str(message["content"]).count(PLACEHOLDERS[Modality.IMAGE]) for message in history)
+        if places > self._arguments.max_images:
+            self._marked[text] = places
 
     def messages(self, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or

@@ -12,6 +12,7 @@ from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
+from olive_ext.model.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
 
 
@@ -112,7 +113,8 @@ class Runner(ABC):
     def check_media(self, media: Media) -> None:
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
         if media:
-            raise OliveExtError(f"the request has an {media[0].item.modality.value}, but this model takes text only")
+            kind = WORDS[media[0].item.modality].kind
+            raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
         """The pictures and sounds of a request that is admitted: those of several may be encoded together."""

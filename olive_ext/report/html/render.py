@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.report.html import facts
@@ -133,15 +134,11 @@ def _title(name: str) -> str:
 def _basis(contrast: Contrast) -> str:
     comparison = contrast.comparison
     documents = comparison.documents()
-    parts = [f"{numbers.count(sum(documents.values()))} documents of {_tasks(len(documents))}"]
+    parts = [f"{numbers.count(sum(documents.values()))} documents of {counted(len(documents), 'task')}"]
     overall = comparison.overall_divergence()
     if overall is not None:
         parts.append(f"{numbers.count(overall.num_positions)} token positions")
     return ", ".join([*parts, *([contrast.note] if contrast.note else [])])
-
-
-def _tasks(number: int) -> str:
-    return f"{number} task{'s' * (number != 1)}"
 
 
 def _sizes(column: Column) -> list[Tile]:
@@ -150,7 +147,7 @@ def _sizes(column: Column) -> list[Tile]:
 
 def _scores_only(page: Page) -> Lead:
     tasks = dict.fromkeys(metric.task for column in page.columns for metric in column.metrics if metric.n is not None)
-    measured = _tasks(len(tasks)) if tasks else "No task"
+    measured = counted(len(tasks), "task") if tasks else "No task"
     models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
     tiles = tuple(_sizes(page.columns[0])) if len(page.columns) == 1 else ()

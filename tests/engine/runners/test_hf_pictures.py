@@ -145,7 +145,7 @@ def test_picture_of_another_number_of_tokens_is_refused_with_both(tmp_path: Path
 def test_checkpoint_of_text_takes_no_picture() -> None:
     with (
         olive_ext.open(hf_model("llama"), kind="hf") as session,
-        pytest.raises(OliveExtError, match="gives 1 pictures, but this model takes text only"),
+        pytest.raises(OliveExtError, match="gives 1 picture, but this model takes text only"),
     ):
         session.loglikelihood([ScoringRequest("and", " stone", images=PICTURES[:1])])
 

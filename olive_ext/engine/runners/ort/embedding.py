@@ -13,11 +13,13 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.runners.ort.feature_graphs import FeatureGraph
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.engine.runners.ort.media_encoder import FeatureGraph, MediaEncoder
+from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import OliveExtError
 from olive_ext.graph.standalone_graphs import fold_graph
+from olive_ext.model.media_types import WORDS
 from olive_ext.model.types import EmbeddingSpec
 
 
@@ -48,8 +50,9 @@ class Embedding:
         """Raises `OliveExtError` for items that there is no encoder of."""
         for run in media:
             if run.item.modality not in self._encoders:
-                taken = ", ".join(modality.value for modality in self._encoders) or "text only"
-                raise OliveExtError(f"the request has an {run.item.modality.value}; this model's encoders take {taken}")
+                taken = " and ".join(f"{WORDS[modality].kind}s" for modality in self._encoders) or "text only"
+                kind = WORDS[run.item.modality].kind
+                raise OliveExtError(f"the request has a {kind}; this model's encoders take {taken}")
 
     def expect(self, media: Media) -> None:
         """The items of a request that waits."""

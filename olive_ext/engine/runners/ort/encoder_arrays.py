@@ -62,15 +62,15 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
 
 
 def difference_of(alone: Sequence[Sequence[Array]], together: Sequence[Array]) -> str:
-    """How far the features of items together are from those of each alone, of each output; empty where that is
+    """How far the features [N, H] of items together are from those of each alone, of each output; empty where that is
     rounding."""
-    for place, both in enumerate(features.reshape(-1, features.shape[-1]) for features in together):
-        each = np.concatenate([found[place].reshape(-1, both.shape[-1]) for found in alone])
+    for place, both in enumerate(together):
+        each = np.concatenate([found[place] for found in alone])
         if both.shape != each.shape:
-            return f"two together have {len(both)} rows of features, and {len(each)} one by one"
+            return f"{len(alone)} together have {len(both)} rows of features, and {len(each)} one by one"
         largest = np.abs(both.astype(np.float64) - each).max() / max(np.abs(each).max(), 1e-30)
         if not largest <= ROUNDING[both.dtype.itemsize]:
-            return f"features of two together are {largest:.2g} of the largest off those of each alone"
+            return f"features of {len(alone)} together are {largest:.2g} of the largest off those of each alone"
     return ""
 
 
@@ -83,14 +83,25 @@ def other_item(inputs: Arrays) -> Arrays:
 
 
 def joined(items: Sequence[Arrays]) -> Arrays:
-    """Arrays of several items, one behind the other."""
-    return {name: np.concatenate([arrays[name] for arrays in items]) for name in items[0]}
+    """Arrays of several items, one behind the other; zeros fill them up to the longest, which masks then tell."""
+    return items[0] if len(items) == 1 else {name: _joined([arrays[name] for arrays in items]) for name in items[0]}
 
 
-def shapes_of(arrays: Arrays) -> list[tuple[int, ...]]:
-    return [array.shape for array in arrays.values()]
+def _joined(parts: Sequence[Array]) -> Array:
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    filled = []
+    for part in parts:
+        more = [most - size for most, size in zip(longest, part.shape[1:], strict=True)]
+        filled.append(np.pad(part, [(0, 0), *((0, size) for size in more)]))
+    return np.concatenate(filled)
 
 
-def real_rows(told: Array) -> Array:
-    """The rows of one item's features that are not of its padding: by their number [1], or by a mask [1, rows]."""
-    return np.arange(int(told[0])) if told.ndim == 1 else np.flatnonzero(told)
+def is_padded(arrays: Arrays, other: Arrays) -> bool:
+    """Whether one of two items would be filled up beside the other: axes behind the first differ."""
+    return any(array.shape[1:] != other[name].shape[1:] for name, array in arrays.items())
+
+
+def real_rows(told: Array, num_rows: int) -> Array:
+    """The rows of features [B, rows] that are not of padding: by the number of each item's [B], or by a mask
+    [B, rows]."""
+    return np.flatnonzero(np.arange(num_rows) < told[:, None] if told.ndim == 1 else told)

@@ -1,14 +1,17 @@
-"""Which items an encoder takes in one run: those that wait for it and are alike, up to a number of rows of features.
+"""Which items an encoder takes in one run: those that wait for it, up to a number of rows of features.
 
-As many as a power of two, so that shapes are few: 1, 2, 4, ... items. Knows no session.
+Patches with a grid are of pictures of any size. Sounds with a mask are filled up to the longest, unless shapes are to
+be few. Others are alike, and as many as a power of two, so that shapes are few: 1, 2, 4, ... items. Knows no session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from olive_ext.engine.media import MediaItem
+from olive_ext.engine.runners.ort.encoder_arrays import Arrays, is_padded
+from olive_ext.engine.runners.ort.encoder_shapes import MOST_GRIDS
 from olive_ext.model.media_types import MediaEncoderSpec
 
 Item = TypeVar("Item")
@@ -17,15 +20,18 @@ Item = TypeVar("Item")
 class EncoderBatches:
     """The items of requests that were admitted and are not encoded, in the order in which they came."""
 
-    def __init__(self, spec: MediaEncoderSpec, max_rows: int = 1) -> None:
-        """`max_rows`: of a run of several items; an item with more runs alone."""
+    def __init__(self, spec: MediaEncoderSpec, max_rows: int = 1, *, is_bucketed: bool = False) -> None:
+        """`max_rows`: of a run of several items, padding too; an item with more runs alone. `is_bucketed`: shapes are
+        few."""
         self.problem = spec.one_by_one
         """Why items run one by one; empty where several may."""
 
-        self.is_tried = False
-        """Whether two items together were what each of them is alone."""
-
-        self._max_rows = max_rows
+        self.max_rows = max_rows
+        self._has_grid = spec.grid is not None
+        self._is_bucketed = is_bucketed
+        self._takes_filled = spec.has_mask and not is_bucketed
+        self._filled_problem = ""
+        self._tried: set[bool] = set()
         self._waiting: dict[str, MediaItem] = {}
 
     def expect(self, items: Iterable[MediaItem]) -> None:
@@ -38,22 +44,63 @@ class EncoderBatches:
         self._waiting.clear()
 
     def take(self, item: MediaItem) -> list[MediaItem]:
-        """The item that is wanted now, and those that may be encoded with it; they wait no more."""
+        """The item that is wanted now, and those that may be encoded with it, the most like it in length first; they
+        wait no more."""
         self._waiting.pop(item.key, None)
-        alike = [one for one in self._waiting.values() if one.num_tokens == item.num_tokens]
-        chosen = whole([item, *alike[: self.most(item) - 1]])
+        chosen = [item]
+        if self.problem or self.max_rows <= item.num_tokens:
+            return chosen
+        for one in sorted(self._waiting.values(), key=lambda other: abs(other.num_tokens - item.num_tokens)):
+            if self._has_room([*chosen, one]):
+                chosen.append(one)
+        chosen = self.whole(chosen)
         for one in chosen[1:]:
             del self._waiting[one.key]
         return chosen
 
-    def most(self, item: MediaItem) -> int:
-        """Items like this one in a run at most."""
-        return 1 if self.problem else _power(self._max_rows // item.num_tokens)
+    def goes_with(self, arrays: Arrays, first: Arrays) -> bool:
+        """Whether what the encoder takes of an item may be joined to that of the first."""
+        return self._takes_filled or not is_padded(arrays, first)
 
+    def whole(self, items: list[Item]) -> list[Item]:
+        """The first of them, as many as a run may have."""
+        return items if self._has_any_number else items[: _power(len(items))]
 
-def whole(items: Sequence[Item]) -> list[Item]:
-    """The first of them, as many as a power of two."""
-    return list(items[: _power(len(items))])
+    def counts(self, item: MediaItem) -> Sequence[int]:
+        """Numbers of items like this one in a run, where all such runs are to be made beforehand."""
+        most = 1 if self.problem or self._has_grid else _power(self.max_rows // item.num_tokens)
+        return [1 << power for power in range(most.bit_length())]
+
+    def is_tried(self, is_filled: bool) -> bool:
+        """Whether items together were held against each of them alone, one of them filled up or not."""
+        return is_filled in self._tried or bool(self.problem)
+
+    def note_trial(self, is_filled: bool, problem: str) -> None:
+        """Items run one by one because of a `problem`; where only those that are filled up have it, these do."""
+        self._tried.add(is_filled)
+        if problem and is_filled:
+            self._takes_filled, self._filled_problem = False, problem
+        elif problem:
+            self.problem = problem
+
+    def takes(self, is_filled: bool) -> bool:
+        """Whether such items may share a run."""
+        return not self.problem and (self._takes_filled or not is_filled)
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why items do not share a run: all, or those of other lengths."""
+        return {"one_by_one": self.problem, "filled_alone": self._filled_problem}
+
+    @property
+    def _has_any_number(self) -> bool:
+        return self._has_grid or self._takes_filled
+
+    def _has_room(self, items: Sequence[MediaItem]) -> bool:
+        sizes = [item.num_tokens for item in items]
+        if self._has_grid:
+            return sum(sizes) <= self.max_rows and not (self._is_bucketed and len(items) > MOST_GRIDS)
+        return len(items) * max(sizes) <= self.max_rows and (self._takes_filled or min(sizes) == max(sizes))
 
 
 def _power(number: int) -> int:

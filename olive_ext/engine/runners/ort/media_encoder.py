@@ -22,17 +22,17 @@ from olive_ext.engine.runners.ort.encoder_arrays import (
     Arrays,
     difference_of,
     fitted,
+    is_padded,
     joined,
     other_item,
     real_rows,
-    shapes_of,
 )
-from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches, whole
-from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
+from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
+from olive_ext.engine.runners.ort.encoder_shapes import Bucket, EncoderShapes
+from olive_ext.engine.runners.ort.feature_graphs import FeatureGraphs
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.errors import OliveExtError, RunError, first_line
-from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph
+from olive_ext.errors import OliveExtError, RunError, counted, first_line
 from olive_ext.model.media_types import WORDS, MediaEncoderSpec
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
@@ -76,9 +76,8 @@ class MediaEncoder:
         self.counters = EncoderCounters()
         self._device = device
         self._open_session = open_session
-        self._open_graph = open_graph
+        self._graphs = FeatureGraphs(spec.feature.elem_type, device, open_graph)
         self.kept: Kept[Tensors] = Kept(budget, _nbytes)
-        self._picks: dict[int, FeatureGraph] = {}
 
     def bind(self, binding: ort.IOBinding, wanted: Sequence[MediaItem], num_tokens: int) -> None:
         """Binds the features of the items `wanted`, one behind the other, as the embedding graph's inputs; none for
@@ -97,11 +96,7 @@ class MediaEncoder:
         if not parts or (self._shapes.is_bucketed and fed < num_tokens):
             size = num_tokens - fed if self._shapes.is_bucketed else 0
             parts.append(zeros([size, int(tensor.shape[1])], tensor.elem_type))
-        while len(parts) > 1:
-            parts = [self._join.run({"a": left, "b": right}) for left, right in _pairs(parts)] + parts[
-                len(parts) & ~1 :
-            ]
-        binding.bind_ortvalue_input(tensor.name, parts[0])
+        binding.bind_ortvalue_input(tensor.name, self._graphs.joined(parts))
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
@@ -113,18 +108,21 @@ class MediaEncoder:
             f"{name}_cache_hits": counters.hits,
             f"{name}s_evicted": counters.evicted,
             f"{name}_feature_bytes": self.kept.num_bytes,
-            **({f"{name}s_one_by_one": self._batches.problem} if self._batches.problem else {}),
+            **{f"{name}s_{how}": why for how, why in self._batches.problems.items() if why},
             **self._shapes.describe(),
         }
 
     def warm_up(self, items: Sequence[MediaItem]) -> None:
         """Runs the encoder on items of every shape that is expected; a shape met later is late."""
         for item in items:
-            count = 1
-            while count <= self._batches.most(item):
+            for count in self._batches.counts(item):
                 with self._bucket(f"{count} x {item.num_tokens} rows of the {self.spec.modality.value} encoder"):
                     self._encode([item] * count)
-                count *= 2
+        ordered = sorted(items, key=lambda item: item.num_tokens)
+        most = 0 if self._batches.problem else self._batches.max_rows
+        for bucket in self._shapes.shared_buckets(ordered, most):
+            with self._bucket(f"{bucket.tokens} rows of several {self.spec.modality.value}s"):
+                self._encode(ordered[:1], bucket)
         self._shapes.freeze()
 
     def expect(self, items: Iterable[MediaItem]) -> None:
@@ -136,9 +134,6 @@ class MediaEncoder:
         self.kept.clear()
         self._early.clear()
         self._batches.forget()
-
-    def _picked(self, features: Sequence[ort.OrtValue], rows: Array) -> Tensors:
-        return tuple(self._pick(len(value.shape())).run({"x": value}, rows=rows) for value in features)
 
     def features(self, item: MediaItem) -> Tensors:
         """[N, H] on the device, one for each of the embedding graph's inputs."""
@@ -155,35 +150,34 @@ class MediaEncoder:
         self._early.update(one.key for one, _ in found[1:])
         return found[0][1]
 
-    def _encode(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Tensors]]:
+    def _encode(self, items: Sequence[MediaItem], bucket: Bucket | None = None) -> list[tuple[MediaItem, Tensors]]:
         """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
 
         Items that cannot be had, or do not fit beside the first, are left out; so are all but the first where the
-        encoder does not take several.
+        encoder does not take several. `bucket`: another one than the items'.
         """
-        items, (inputs, *others) = self._loaded(items)
-        if others:
-            inputs = joined([inputs, *others])
-            num_rows = sum(item.num_tokens for item in items)
-        else:
-            inputs, num_rows = self._shapes.padded(inputs, items[0])
+        found = self._loaded(items)
+        items = [item for item, _ in found]
+        inputs, num_rows = self._shapes.padded(joined([arrays for _, arrays in found]), items, bucket)
         self._shapes.note(inputs)
         features, told = self._run(inputs, self._device)
         *shape, _ = features[0].shape()
-        real_N = real_rows(told[0].numpy()) if told else np.arange(prod(shape))
+        real_N = real_rows(told[0].numpy(), shape[-1]) if told else np.arange(prod(shape))
         if len(real_N) != num_rows:
             raise RunError(
-                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for {len(items)} "
-                f"{items[0].modality.value}{'s' if others else ''} with {num_rows} placeholders by the processor: they "
-                "belong to different models or settings"
+                f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for "
+                f"{counted(len(items), WORDS[items[0].modality].kind)} with {num_rows} placeholders by the processor: "
+                "they belong to different models or settings"
             )
-        size = items[0].num_tokens
-        if all(value.shape()[:-1] == [size] for value in features):
+        if all(value.shape()[:-1] == [items[0].num_tokens] for value in features):
             return [(items[0], features)]
-        parts = [real_N[place * size : (place + 1) * size] for place in range(len(items))]
-        return [(item, self._picked(features, part)) for item, part in zip(items, parts, strict=True)]
+        parts = np.split(real_N, np.cumsum([item.num_tokens for item in items]))
+        return [
+            (item, tuple(self._graphs.picked(value, part) for value in features))
+            for item, part in zip(items, parts, strict=False)
+        ]
 
-    def _loaded(self, items: Sequence[MediaItem]) -> tuple[list[MediaItem], list[Arrays]]:
+    def _loaded(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Arrays]]:
         """The items that are encoded together, and what the encoder takes of each."""
         found = [(items[0], self._arrays(items[0]))]
         for item in items[1:]:
@@ -191,31 +185,42 @@ class MediaEncoder:
                 arrays = self._arrays(item)
             except OliveExtError:  # what is wrong with it is told when it is wanted itself
                 continue
-            if shapes_of(arrays) == shapes_of(found[0][1]):
+            if self._batches.goes_with(arrays, found[0][1]):
                 found.append((item, arrays))
-        found = whole(found)
-        if len(found) > 1 and not self._takes_several(found[0][1]):
-            found = found[:1]
-        return [item for item, _ in found], [arrays for _, arrays in found]
+        found = self._batches.whole(found)
+        return found if len(found) > 1 and self._takes_several(found) else found[:1]
 
     def _arrays(self, item: MediaItem) -> Arrays:
         arrays = item.load()
         return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
 
-    def _takes_several(self, inputs: Arrays) -> bool:
-        """Whether two items together have the features that each has alone: tried once."""
-        if not self._batches.is_tried:
-            self._batches.is_tried = True
-            both = [inputs, other_item(inputs)]
-            try:
-                *alone, together = (self._on_host(one) for one in (*both, joined(both)))
-                self._batches.problem = difference_of(alone, together)
-            except Exception as error:  # noqa: BLE001 - whatever a provider throws: then it takes one at a time
-                self._batches.problem = f"two together fail: {first_line(error)}"
-        return not self._batches.problem
+    def _takes_several(self, found: Sequence[tuple[MediaItem, Arrays]]) -> bool:
+        """Whether items together have the features that each has alone: tried once, and once more where one is filled
+        up to the other's length; with two and with three, because an attention mask with a row for each item passes as
+        one for each head where there are as many."""
+        (first, inputs), *others = found
+        second = next((arrays for _, arrays in others if is_padded(arrays, inputs)), others[0][1])
+        is_filled = is_padded(second, inputs)
+        if not self._batches.is_tried(is_filled):
+            both = [inputs, other_item(inputs) if others[0][0].key == first.key else second]
+            self._batches.note_trial(is_filled, self._problem_of(both))
+        return self._batches.takes(is_filled)
+
+    def _problem_of(self, both: Sequence[Arrays]) -> str:
+        """What is wrong with several items in a run; empty where nothing is."""
+        try:
+            alone = [self._on_host(one) for one in both]
+            together = {count: self._on_host(joined([*both, *both][:count])) for count in (2, 3)}
+        except Exception as error:  # noqa: BLE001 - whatever a provider throws: then it takes one at a time
+            return f"several together fail: {first_line(error)}"
+        problems = (difference_of([*alone, *alone][:count], found) for count, found in together.items())
+        return next((problem for problem in problems if problem), "")
 
     def _on_host(self, inputs: Arrays) -> list[Array]:
-        return [value.numpy() for value in self._run(inputs, Device("cpu"))[0]]
+        """The real rows of each output."""
+        features, told = self._run(inputs, Device("cpu"))
+        rows = [value.numpy().reshape(-1, value.shape()[-1]) for value in features]
+        return [value[real_rows(told[0].numpy(), features[0].shape()[-2])] for value in rows] if told else rows
 
     def _run(self, inputs: Arrays, place: Device) -> tuple[Tensors, list[ort.OrtValue]]:
         """What the encoder returns of features, on `place`, and which of their rows are real."""
@@ -237,39 +242,6 @@ class MediaEncoder:
     @cached_property
     def _feed(self) -> Feed:
         return Feed(self._session, self._device, kept=1)
-
-    def _pick(self, rank: int) -> FeatureGraph:
-        if rank not in self._picks:
-            graph = pick_graph(self.spec.feature.elem_type, rank)
-            self._picks[rank] = FeatureGraph(self._open_graph(graph), self._device)
-        return self._picks[rank]
-
-    @cached_property
-    def _join(self) -> FeatureGraph:
-        return FeatureGraph(self._open_graph(join_graph(self.spec.feature.elem_type)), self._device)
-
-
-class FeatureGraph:
-    """A small graph from features to features, on their device."""
-
-    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
-        self._session = session
-        self._device = device
-
-    def run(self, features: Mapping[str, ort.OrtValue], **numbers: Array) -> ort.OrtValue:
-        binding = self._session.io_binding()
-        for name, value in features.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, array in numbers.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array, np.int64))
-        binding.bind_output(FEATURES, self._device.kind, self._device.index)
-        self._session.run_with_iobinding(binding)
-        (found,) = binding.get_outputs()
-        return found
-
-
-def _pairs(parts: Sequence[ort.OrtValue]) -> list[tuple[ort.OrtValue, ort.OrtValue]]:
-    return list(zip(parts[::2], parts[1::2], strict=False))
 
 
 def _nbytes(features: Tensors) -> int:

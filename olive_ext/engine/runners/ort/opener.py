@@ -24,7 +24,7 @@ from olive_ext.engine.runners.ort.packing import packed_embedding
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
-from olive_ext.graph.nodes import drop_shape_hints
+from olive_ext.graph.nodes import clips_as_max, drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
@@ -126,9 +126,10 @@ class Opener:
         is_alike = providers == self.model.providers
         there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
         is_strict = self.model.settings.engine.strict_shapes
-        shapes = EncoderShapes(spec, is_bucketed=self.model.warms(spec), is_strict=is_strict)
+        is_bucketed = self.model.warms(spec)
+        shapes = EncoderShapes(spec, is_bucketed=is_bucketed, is_strict=is_strict)
         place = device if is_alike else there.model.device
-        batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place))
+        batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
         sessions = partial(there.media, spec), there.helper
         return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket)
 
@@ -147,6 +148,7 @@ class Opener:
                 "genai_config.json names the graph that computes it (model.embedding.filename)"
             )
         proto = load_graph(companion.graph)
+        clips_as_max(proto.graph)
         read = read_embedding(proto, spec.embeddings)
         if spec.is_paged:
             proto, read = packed_embedding(proto, read)

@@ -37,7 +37,7 @@ from olive_ext.engine.runners.trials import (
 )
 from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import ModelError, ProviderError, understood
-from olive_ext.graph.attention_rewrites import with_full_length_kv
+from olive_ext.graph.attention_rewrites import with_full_length_kv, with_total_of_all_rows
 from olive_ext.graph.attention_trial import AttentionTrial
 from olive_ext.graph.onnx_file import ModelProto, load_graph
 from olive_ext.graph.paged_attention import NotPagedError
@@ -78,7 +78,7 @@ def _open(opener: Opener) -> OpenedRunner:
         check_scoring(proto, spec.logits.name)
     except ModelError as error:
         raise suggest_genai(error, model.files) from error
-    proto = with_full_length_kv(proto)
+    proto = with_total_of_all_rows(with_full_length_kv(proto))
     try:
         return _open_decoder(opener, proto, spec, adapters)
     except NotPagedError as error:

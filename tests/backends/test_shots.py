@@ -1,0 +1,140 @@
+"""Examples of tasks with pictures: lm-eval gives a model those of the document alone; here the prompt has all, in its
+order, each is encoded once, and choices have transformers' log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import Seeds, load_tasks
+from olive_ext.config import EvaluationSettings
+from olive_ext.errors import LostRequestsError, TaskError
+from tests.exports.media import CHAT_TEMPLATE, media_export
+from tests.families.pictures import PictureReference
+
+TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
+NUM_DOCUMENTS, NUM_SHOTS = 4, 2
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def _reference() -> PictureReference:
+    return PictureReference("llava", media_export("llava")[1])
+
+
+@cache
+def _drawn() -> list[dict[str, Any]]:
+    return list(runpy.run_path(str(TASKS / "shapes.py"))["choices"]()["test"])
+
+
+def _shots() -> list[list[dict[str, Any]]]:
+    """Those that lm-eval's own sampler draws for each document, one behind the other, with its default seed."""
+    sampler = ContextSampler(_drawn()).set_rnd(Seeds().fewshot_random_seed)
+    return [list(sampler.sample(NUM_SHOTS)) for _ in range(NUM_DOCUMENTS)]
+
+
+def _run(lm: OrtLM, *tasks: str, **values: Any) -> dict[str, Any]:
+    given = {"num_fewshot": NUM_SHOTS, "limit": NUM_DOCUMENTS, "bootstrap_iters": 0, **values}
+    settings = EvaluationSettings(tasks=list(tasks), include_path=str(TASKS), **given)
+    loaded = load_tasks(list(tasks), str(TASKS), Seeds())
+    return run_tasks(lm, loaded, settings, seeds=Seeds(), log_samples=True)
+
+
+def test_pictures_of_examples_reach_the_prompt_in_its_order_and_are_encoded_once() -> None:
+    own = ConfigurableTask.fewshot_context, ConfigurableTask.construct_requests
+    with OrtLM(str(media_export("llava")[0]), engine={"num_slots": 4}) as lm:
+        samples = _run(lm, "shapes_colour")["samples"]["shapes_colour"]
+        execution = lm.session.describe_execution()
+    pictures = set()
+    for sample, shots in zip(sorted(samples, key=lambda sample: sample["doc_id"]), _shots(), strict=True):
+        used = [*shots, _drawn()[sample["doc_id"]]]
+        pictures |= {one["image"].tobytes() for one in used}
+        for (answer, _), arguments in zip(sample["filtered_resps"], sample["arguments"], strict=True):
+            context = str(arguments[0])
+            assert [context.find(str(one["text"])) >= 0 for one in used] == [True] * len(used)
+            assert context.count("<image>") == len(used)
+            expected = _reference().score(context, str(arguments[1]), [one["image"] for one in used])
+            assert answer == pytest.approx(sum(expected), abs=1e-4)
+    assert len(pictures) > NUM_DOCUMENTS
+    assert execution["images_encoded"] == len(pictures)
+    assert (ConfigurableTask.fewshot_context, ConfigurableTask.construct_requests) == own
+
+
+def test_other_pictures_of_examples_give_other_numbers() -> None:
+    """What a swap of two examples' pictures would look like."""
+    sample = _drawn()[0]
+    shots = [one["image"] for one in _shots()[0]]
+    context = "<image> red. <image> blue. <image> is"
+    one = sum(_reference().score(context, " red", [*shots, sample["image"]]))
+    other = sum(_reference().score(context, " red", [*reversed(shots), sample["image"]]))
+    assert abs(one - other) > 1e-3
+
+
+@pytest.mark.parametrize("multiturn", [False, True])
+def test_examples_in_a_chat_template_have_their_pictures(multiturn: bool, tmp_path: Path) -> None:
+    with OrtLM(str(media_export("llava")[0])) as lm:
+        lm.tokenizer.chat_template = CHAT_TEMPLATE.replace("MARKER", "<image>")
+        given = {"apply_chat_template": True, "fewshot_as_multiturn": multiturn}
+        plain, shown = _run(lm, "shapes_answer"), _run(lm, "shapes_answer", **given)
+        execution = lm.session.describe_execution()
+    for found in (plain, shown):
+        for sample in found["samples"]["shapes_answer"]:
+            ((_, _, media),) = sample["arguments"]
+            assert len(media["visual"]) == NUM_SHOTS + 1
+    assert "<user>" in str(shown["samples"]["shapes_answer"][0]["arguments"])
+    assert execution["images_encoded"] <= NUM_DOCUMENTS * (NUM_SHOTS + 1)
+
+
+def _by_lm_eval(lm: OrtLM, **values: Any) -> None:
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    given = {"num_fewshot": NUM_SHOTS, "limit": 2, "task_manager": manager, "bootstrap_iters": 0}
+    simple_evaluate(lm, tasks=["shapes_answer"], **given, **values)
+
+
+def test_lm_eval_itself_gives_no_pictures_of_examples_which_is_never_silently_wrong() -> None:
+    """With `max_images` the question's picture would be taken for the first example's."""
+    package = str(media_export("llava")[0])
+    with OrtLM(package) as lm, pytest.raises(LostRequestsError, match="gives 1 picture, and its prompt has 3 of"):
+        _by_lm_eval(lm)
+    told = r"has 3 of '<image>', and its request gives 1 picture: those of examples are given by 'olive-ext evaluate'"
+    with OrtLM(package, max_images=1) as lm:
+        with pytest.raises(TaskError, match=told):
+            _by_lm_eval(lm)
+        lm.tokenizer.chat_template = CHAT_TEMPLATE.replace("MARKER", "<image>")
+        with pytest.raises(TaskError, match=told):
+            _by_lm_eval(lm, apply_chat_template=True)
+
+
+def test_examples_without_pictures_and_none_at_all_change_nothing(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"Ann sees {number}", "answer": "blue"}) for number in range(6)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "plain.yaml").write_text(
+        f"task: plain\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: text\ndoc_to_target: answer\n"
+        "generation_kwargs: {until: ['.'], max_gen_toks: 2}\nmetric_list: [{metric: exact_match}]\n",
+        encoding="utf-8",
+    )
+    with OrtLM(str(media_export("llava")[0])) as lm:
+        for num_shots in (0, 2):
+            settings = EvaluationSettings(tasks=["plain"], num_fewshot=num_shots, limit=2, bootstrap_iters=0)
+            loaded = load_tasks(["plain"], str(tmp_path), Seeds())
+            found = run_tasks(lm, loaded, settings, seeds=Seeds(), log_samples=True)
+            for sample in found["samples"]["plain"]:
+                ((context, _),) = sample["arguments"]
+                assert context.count("Ann sees") == num_shots + 1
+        assert (
+            "images_encoded" not in lm.session.describe_execution()
+            or not lm.session.describe_execution()["images_encoded"]
+        )

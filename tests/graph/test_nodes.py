@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from olive_ext.graph.nodes import clips_as_max
+
+
+@pytest.mark.parametrize("is_constant_node", [False, True])
+@pytest.mark.parametrize(
+    ("elem_type", "ends", "expected"),
+    [
+        (TensorProto.INT64, ["low"], "Max"),
+        (TensorProto.INT64, ["low", ""], "Max"),
+        (TensorProto.INT32, ["low", ""], "Max"),
+        (TensorProto.INT64, ["low", "high"], "Clip"),
+        (TensorProto.INT64, ["", "high"], "Clip"),
+        (TensorProto.FLOAT, ["low", ""], "Clip"),  # where Max and Clip may differ in what is not a number
+    ],
+)
+def test_open_clip_of_integers_is_a_max(elem_type: int, ends: list[str], expected: str, is_constant_node: bool) -> None:
+    values = [helper.make_tensor("low", elem_type, [], [0]), helper.make_tensor("high", elem_type, [], [3])]
+    constants = [helper.make_node("Constant", [], [value.name], value=value) for value in values]
+    node = helper.make_node("Clip", ["x", *ends], ["y"])
+    kind = helper.make_tensor_value_info("x", elem_type, ["N"]), helper.make_tensor_value_info("y", elem_type, ["N"])
+    nodes, initializers = ([*constants, node], []) if is_constant_node else ([node], values)
+    graph = helper.make_graph(nodes, "clip", [kind[0]], [kind[1]], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    feed = {"x": np.array([-2, 0, 5], helper.tensor_dtype_to_np_dtype(elem_type))}
+    before = ort.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+    clips_as_max(model.graph)
+    onnx.checker.check_model(model)
+    assert model.graph.node[-1].op_type == expected
+    np.testing.assert_array_equal(ort.InferenceSession(model.SerializeToString()).run(None, feed)[0], before)
