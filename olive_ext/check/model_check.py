@@ -124,6 +124,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 def _check(model: ResolvedModel, findings: Findings) -> None:
     from olive_ext.check.media_check import add_media
+    from olive_ext.check.speech_check import add_speech
 
     _add_files(model, findings.section("Model"))
     with findings.noting_problems():
@@ -136,6 +137,8 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
             _add_decoder(model, findings)
         with findings.noting_problems():
             add_media(model, findings.section("Pictures and sound").add)
+        with findings.noting_problems():
+            add_speech(model, findings.section("Speech").add)
     with findings.noting_problems():
         _add_tokenizer(model, findings.section("Tokenizer"))
     with findings.noting_problems():
