@@ -13,9 +13,10 @@ from olive_ext.media import MediaProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_encoder_rows
 from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.text.tokenizer import Tokenizer
 
 
-def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
+def add_media(model: ResolvedModel, tokenizer: Tokenizer, add: Callable[..., None]) -> None:
     """Adds what is known, and what the export computes otherwise than its original. Raises `ModelError` for an encoder
     without a processor, and `ConfigError` for settings that allow no item."""
     media = model.media
@@ -25,20 +26,24 @@ def add_media(model: ResolvedModel, add: Callable[..., None]) -> None:
         add("refused", media.problem, "text runs without encoders")
     processors = MediaProcessor(media, model.files)
     for encoder in media.encoders:
-        _add_encoder(model, encoder, processors, add)
+        _add_encoder(model, encoder, processors, tokenizer, add)
     limit = item_limit(model, model.chunk_size[0])
     processors.check_fixed(limit)
     add("tokens of an item", limit.tokens or "any number", limit.reason)
     if media.encoders:
         add("positions", "time, height, width" if media.has_rotary_grid else "one number for each token")
-        add("per-layer inputs", "yes" if len(model.spec.embeddings) > 1 else "no")
+        add("per-layer inputs", "yes" if "per_layer_inputs" in model.spec.embeddings else "no")
         add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
     for note in media.notes:
         add("note", note)
 
 
 def _add_encoder(
-    model: ResolvedModel, encoder: MediaEncoderSpec, processors: MediaProcessor, add: Callable[..., None]
+    model: ResolvedModel,
+    encoder: MediaEncoderSpec,
+    processors: MediaProcessor,
+    tokenizer: Tokenizer,
+    add: Callable[..., None],
 ) -> None:
     name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
     add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
@@ -48,7 +53,7 @@ def _add_encoder(
     add(f"{name}s in a run", *_in_a_run(model, encoder))
     shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
     add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
-    add(f"{name} placeholder", encoder.placeholder)
+    add(f"{name} placeholder", f"{encoder.placeholder} {tokenizer.token_text(encoder.placeholder)!r}")
     processor, file = processors.processor_of(encoder.modality)
     add(f"{name} processor", type(processor).__name__, str(file))
 

@@ -20,6 +20,7 @@ from olive_ext.model import ResolvedModel, resolve
 if TYPE_CHECKING:
     from olive_ext.model import DecoderSpec, KvTensor
     from olive_ext.session import Session
+    from olive_ext.text.tokenizer import Tokenizer
 
 # ONNX's numbers of element types that caches and logits come in (onnx.TensorProto.DataType).
 _ELEM_TYPES = {1: "float32", 2: "uint8", 3: "int8", 10: "float16", 16: "bfloat16", 17: "float8e4m3fn"}
@@ -93,7 +94,7 @@ class Findings:
         try:
             yield
         except OliveExtError as error:
-            self.problems.append(str(error))
+            self.problems += [] if str(error) in self.problems else [str(error)]
 
     def extend(self, other: Findings, where: str) -> None:
         """Takes over what another check found, under titles that begin with `where`."""
@@ -135,12 +136,12 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             _add_decoder(model, findings)
-        with findings.noting_problems():
-            add_media(model, findings.section("Pictures and sound").add)
-        with findings.noting_problems():
-            add_speech(model, findings.section("Speech").add)
+        media, speech = findings.section("Pictures and sound"), findings.section("Speech")
     with findings.noting_problems():
-        _add_tokenizer(model, findings.section("Tokenizer"))
+        tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
+        if model.runtime[0] == "onnxruntime":
+            add_media(model, tokenizer, media.add)
+            add_speech(model, tokenizer, speech.add)
     with findings.noting_problems():
         _add_decisions(model, findings.section("Engine"))
 
@@ -200,7 +201,7 @@ def _elem_type(number: int) -> str:
     return _ELEM_TYPES.get(number, f"ONNX element type {number}")
 
 
-def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
+def _add_tokenizer(model: ResolvedModel, section: Section) -> Tokenizer:
     from olive_ext.text.tokenizer import load_tokenizer
 
     section.add("place", model.files.tokenizer, model.files.origins.get("tokenizer", ""))
@@ -209,6 +210,7 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> None:
     section.add("tokens", len(tokenizer.hf))
     section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
     section.add("chat template", "yes" if getattr(tokenizer.hf, "chat_template", None) else "no")
+    return tokenizer
 
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:

@@ -12,10 +12,10 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.generation_config import named_ids, read_suppressed
 from olive_ext.model.types import SourceKind
 from olive_ext.text.generation_bounds import read_start
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.text.tokenizer import Tokenizer
 
 
-def add_speech(model: ResolvedModel, add: Callable[..., None]) -> None:
+def add_speech(model: ResolvedModel, tokenizer: Tokenizer, add: Callable[..., None]) -> None:
     """Adds what is known. Raises `ModelError` for an extractor that does not fit, and `ConfigError` for a language or a
     task that the model does not have."""
     if model.source is None or model.source[0] is not SourceKind.FEATURES:
@@ -24,7 +24,6 @@ def add_speech(model: ResolvedModel, add: Callable[..., None]) -> None:
     sound = SoundProcessor(files, model.source[1])
     add("sound", f"{sound.rate:,} samples a second", "WAV files, or samples at that rate")
     add("windows", f"{sound.seconds:g} s", "longer sound is answered in windows, and not scored")
-    tokenizer = load_tokenizer(files.tokenizer, trust_remote_code=settings.trust_remote_code)
     start = read_start(tokenizer, files, settings.language, settings.speech_task)
     begins = tokenizer.decode(start, skip_special_tokens=False) or "nothing: give the first tokens as ids"
     add("decoder begins with", begins, "then comes a task's text")

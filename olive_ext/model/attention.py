@@ -16,6 +16,11 @@ _ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 _INT8 = 4
 """MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
 
+_FUSED_BLOCK = 16
+"""The smallest blocks of a DequantizeLinear along axis 0 that ONNX Runtime (1.31) fuses with the MatMul or Gemm that
+reads it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unless its session entry
+"session.qdq_matmulnbits_accuracy_level" says another."""
+
 
 class AttentionNodes:
     """The nodes that read the KV inputs directly."""
@@ -105,13 +110,21 @@ def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
     return sum(node.op_type in _ONE_SCALE for node in nodes)
 
 
-def num_row_roundings(nodes: Iterable[onnx.NodeProto]) -> int:
-    """Nodes that round activations to few bits, each row by itself."""
+def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
+    """Nodes that round activations to few bits, each row by itself, in the file or as ONNX Runtime fuses them."""
+    fused = {node.output[0] for node in nodes if _is_fused_weight(node)}
     return sum(
         node.op_type == "QuantizeLinear"
         or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level") == _INT8)
+        or (node.op_type in ("MatMul", "Gemm") and node.input[1] in fused)
         for node in nodes
     )
+
+
+def _is_fused_weight(node: onnx.NodeProto) -> bool:
+    if node.op_type != "DequantizeLinear" or attribute(node, "block_size") < _FUSED_BLOCK:
+        return False
+    return any(entry.name == "axis" and entry.i == 0 for entry in node.attribute)
 
 
 def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
@@ -125,7 +138,8 @@ def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     if by_row := num_row_roundings(nodes):
         notes.append(
             f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
-            "4 or QuantizeLinear): a difference in the last bit, as between one token a step and several, can grow to "
-            "hundredths or tenths of a nat; on a CPU texts are scored one a step, in whole groups of rows"
+            "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between "
+            "one token a step and several, can grow to hundredths or tenths of a nat; on a CPU texts are scored "
+            "one a step, in whole groups of rows"
         )
     return notes

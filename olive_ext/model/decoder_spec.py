@@ -75,6 +75,7 @@ class _Reader:
         kv_names, state_names = self._pairs((*names, *tensor_names.KV_NAMES)), self._pairs(tensor_names.STATE_NAMES)
         roles = tuple(found for role in Role if (found := self._input(role)) is not None)
         embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
+        embeddings += tuple(name for name in self._inputs if embeddings and name in tensor_names.GATES)
         cross = read_cross_inputs(self._inputs, self._model_config)
         self._refuse_others(
             {found.tensor.name for found in roles} | {*kv_names, *state_names, *embeddings, *cross.names}

@@ -5,16 +5,20 @@ Knows no session, and no picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.model.item_masks import ItemMasks
+from olive_ext.model.types import TensorSpec
 
 if TYPE_CHECKING:
     import onnx
 
 Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
 """genai_config.json's `model` and config.json; each may be empty."""
+
+Encoders = Mapping[str, "tuple[onnx.ModelProto, Sequence[TensorSpec]]"]
+"""Graphs by their part, and those of their outputs that the embedding graph takes."""
 
 _BUILT_IN = {
     "num_attention_heads": 8,
@@ -27,17 +31,16 @@ _BUILT_IN = {
 """Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever config.json's `audio_config` has."""
 
 
-def known_faults(
-    encoders: Mapping[str, onnx.ModelProto], configs: Configs, masks: ItemMasks | None = None
-) -> tuple[str, ...]:
-    """One sentence on each fault; `encoders` are graphs by their part ("vision", "audio"), `masks` the decoder's."""
+def known_faults(encoders: Encoders, configs: Configs, masks: ItemMasks | None = None) -> tuple[str, ...]:
+    """One sentence on each fault; `encoders` by their part ("vision", "audio"), `masks` the decoder's."""
     genai, config = configs
     kind = str(genai.get("type") or config.get("model_type") or "")
     found = [*_other_masks(kind, config, masks or ItemMasks())]
-    if (vision := encoders.get("vision")) is not None:
-        found += [*_last_norm(vision, config), *_deepstack(vision, config)]
-    if (audio := encoders.get("audio")) is not None:
-        found += _built_in(audio, kind, config)
+    if "vision" in encoders:
+        graph, taken = encoders["vision"]
+        found += [*_last_norm(graph, config), *_deepstack(taken, config)]
+    if "audio" in encoders:
+        found += _built_in(encoders["audio"][0], kind, config)
     return tuple(found)
 
 
@@ -74,14 +77,14 @@ def _last_norm(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[
         )
 
 
-def _deepstack(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[str]:
+def _deepstack(taken: Sequence[TensorSpec], config: Mapping[str, Any]) -> Iterator[str]:
     """Qwen3-VL adds features of inner layers of its tower to the decoder's first layers."""
     layers = config.get("vision_config", {}).get("deepstack_visual_indexes")
-    if layers and len(encoder.graph.output) == 1:
+    if layers and len(taken) == 1:
         yield (
             f"the original model adds the features of the vision tower's layers {layers} to its first layers "
-            f"(deepstack); this encoder returns '{encoder.graph.output[0].name}' alone: numbers behind pictures are "
-            "not the original's"
+            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers behind pictures are not the "
+            "original's"
         )
 
 

@@ -24,6 +24,7 @@ from olive_ext.model.media_types import (
     Modality,
     modality_of,
 )
+from olive_ext.model.tensor_names import GATES
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, GraphFiles, Role, TensorSpec
 
 _WHOLE = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
@@ -42,6 +43,7 @@ def read_media(
     is not understood, or that contradicts the embedding graph or a configuration.
     """
     graph, interface = embedding
+    _refuse_gates(graph.graph, spec)
     found = []
     for part, (files, proto) in encoders.items():
         modality = MEDIA_PARTS[part]
@@ -56,8 +58,24 @@ def read_media(
         real = _real_rows(proto, output)
         found.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, feature, tuple(more), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
-    notes = known_faults({part: proto for part, (_, proto) in encoders.items()}, configs, spec.item_masks)
+    notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in found}, configs, spec.item_masks)
     return MediaSpec(tuple(found), positions is not None and len(positions.shape) == 3, notes)
+
+
+def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:
+    """Raises `ModelError` for switches of adapters. The graph sets them by the tokens of a step, and they are right for
+    text; where a request has pictures they are on for all of it, text before them and answers, too."""
+    gates = sorted(GATES & {*spec.embeddings, *(value.name for value in graph.output)})
+    if gates and gates[0] in spec.embeddings:
+        raise ModelError(
+            f"the decoder's '{gates[0]}' switches an adapter for a whole request, and the embedding graph sets it by "
+            "the tokens of one step: this is not run"
+        )
+    if gates:
+        raise ModelError(
+            f"the embedding graph returns '{gates[0]}', which switches an adapter of the decoder; the decoder takes no "
+            "such input, so that the adapter is missing from it"
+        )
 
 
 def _outputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -104,7 +105,8 @@ TABLE = (
         "openvino",
         "OpenVINOExecutionProvider",
         # The plugin computes in bfloat16 where the processor can (3.6e-2 off in an encoder's features, else 2e-6).
-        defaults={"load_config": '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'},
+        # On GPUs it takes 16 bits unless told otherwise.
+        defaults={"load_config": json.dumps({name: {"EXECUTION_MODE_HINT": "ACCURACY"} for name in ("CPU", "GPU")})},
         plans_shapes=True,
         keeping=Keeping(own=("cache_dir",)),
         known="GroupQueryAttention, Attention and RMSNormalization stay on the CPU; encoders with a Scan (Qwen's) are "

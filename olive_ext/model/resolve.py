@@ -171,10 +171,10 @@ class ResolvedModel:
         from olive_ext.model.media_spec import read_media
 
         embedding = read_graph(companions["embedding"].graph)
+        taken = embedding, read_embedding(embedding, self.spec.embeddings)
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
         try:
             encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
-            taken = embedding, read_embedding(embedding, self.spec.embeddings)
             return read_media(self.spec, taken, encoders, configs)
         except ModelError as error:
             return MediaSpec((), problem=str(error))

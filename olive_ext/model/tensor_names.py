@@ -77,6 +77,9 @@ SOURCE_MASKS = ("attention_mask", "encoder_attention_mask")
 EMBEDDING_NAMES = frozenset({"inputs_embeds", "per_layer_inputs"})
 """Inputs of a decoder that an embedding graph computes."""
 
+GATES = frozenset({"vision_gate", "speech_gate"})
+"""Switches of a decoder's own adapters, which such a graph sets by the placeholders it finds (Phi-4-multimodal)."""
+
 ROLE_NAMES = {role: (role.value,) for role in Role} | {
     Role.INPUT_IDS: ("input_ids", "decoder_input_ids"),
     Role.ATTENTION_MASK: ("attention_mask", "decoder_attention_mask"),
@@ -104,6 +107,7 @@ UNSUPPORTED = (
     (r"num_logits_to_keep|logits_to_keep", "the graph cuts its logits itself"),
     (r"(?i)lora", "weights of a LoRA adapter; name its .onnx_adapter file in engine.adapters"),
     (r"token_type_ids|_gate$", "token types or modality gates"),
+    (r"deepstack|visual_pos", "features of a vision tower's inner layers, which the decoder's first layers add"),
     (r"conv|recurrent|ssm|past_states|state", "a state whose output is not known"),
 )
 """Inputs that are recognised but not supported yet: a pattern in the name, and the reason. The reason of the first row

@@ -14,7 +14,7 @@ from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
-from olive_ext.model.media_types import WORDS, Modality
+from olive_ext.model.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -37,6 +37,8 @@ class MediaText:
     tokenizer: Tokenizer
     limit: ItemLimit = field(default_factory=ItemLimit)
     """How many tokens an item may have."""
+    problems: Mapping[Modality, str] = field(default_factory=dict)
+    """Why items of a modality have no marker. Text runs without one."""
 
     def marker_text(self, modality: Modality) -> str:
         """The text of the token that stands for an item in a prompt."""
@@ -52,7 +54,8 @@ class MediaText:
         given = {Modality.IMAGE: images, Modality.AUDIO: audio}
         for modality, items in given.items():
             if items and modality not in self.markers:
-                problem, found_items = self.processor.spec.problem, counted(len(items), WORDS[modality].kind)
+                problem = self.problems.get(modality, self.processor.spec.problem)
+                found_items = counted(len(items), WORDS[modality].kind)
                 raise TaskError(
                     f"the request gives {found_items}; this model takes none{f': {problem}' if problem else ''}"
                 )
@@ -105,17 +108,25 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
     its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
     a setting that allows no item."""
     processor.check_fixed(limit)
+    made = {found.modality: _marker(found, files, tokenizer) for found in processor.spec.inputs}
+    markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}
+    problems = {modality: problem for modality, problem in made.items() if isinstance(problem, str)}
+    return MediaText(processor, markers, tokenizer, limit, problems)
+
+
+def _marker(found: MediaInput, files: ModelFiles, tokenizer: Tokenizer) -> Marker | str:
+    """The marker, or why there is none."""
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
-    markers = {}
-    for found in processor.spec.inputs:
-        marker = Marker(found.placeholder)
-        if kind.startswith("gemma"):
-            begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
-            newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False)) if kind.startswith("gemma3") else ()
-            token = begin if kind.startswith("gemma3") else found.placeholder
-            marker = Marker(token, (*newlines, begin), (end, *newlines))
-        markers[found.modality] = marker
-    return MediaText(processor, markers, tokenizer, limit)
+    if not kind.startswith("gemma"):
+        return Marker(found.placeholder)
+    try:
+        begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
+    except ModelError as error:
+        return str(error)
+    if not kind.startswith("gemma3"):
+        return Marker(found.placeholder, (begin,), (end,))
+    newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False))
+    return Marker(begin, (*newlines, begin), (end, *newlines))
 
 
 _AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}

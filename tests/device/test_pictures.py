@@ -7,10 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.errors import ProviderError
+from olive_ext.config import ModelSettings
+from olive_ext.engine.media import MediaRun
+from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.requests import Request
+from olive_ext.errors import ProviderError, RunError
+from olive_ext.media import MediaProcessor
+from olive_ext.model import resolve
+from olive_ext.model.media_types import Modality
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.device.open import open_on
-from tests.exports.media import media_export, plain_encoder_export
+from tests.device.open import LIBRARY, open_on
+from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export, plain_items_export
 from tests.families.pictures import picture
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
@@ -87,3 +94,59 @@ def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> Non
         found, expected = (one.loglikelihood([request])[0].logprob for one in (session, on_cpu))
         assert session.describe_execution()["image_encoder_device"] == "cpu"
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_picture_larger_than_those_that_were_run_beforehand_is_an_error_that_names_its_shape() -> None:
+    """The encoder is run beforehand on pictures of up to 7 tokens. A larger one is refused by the names and sizes of
+    what the encoder would have been given; smaller ones are answered, before it and behind it."""
+    settings = ModelSettings.model_validate(
+        {
+            "model": str(plain_items_export("qwen2_5_vl", "f32", "webgpu")),
+            "execution_provider": "webgpu",
+            "provider_libraries": LIBRARY,
+            "engine": {"num_slots": 2, "chunk_size": 16, "strict_shapes": True},
+        }
+    )
+    model = resolve(settings)
+    assert model.media is not None
+    processor, opened = MediaProcessor(model.media, model.files), open_runner(model)
+    opened.runner.warm_up(processor.dummies(7))
+    engine = engine_on(opened, model)
+
+    def ask(seed: int, side: int) -> int:
+        item = processor.item(Modality.IMAGE, picture(seed, side, side))
+        tokens = (2, *(item.placeholder,) * item.num_tokens, 50, 60)
+        (result,) = engine.run([Request(tokens, 2, media=(MediaRun(1, item),))])
+        assert np.isfinite(result.logprobs).all()
+        return item.num_tokens
+
+    try:
+        assert ask(0, 32) == 4
+        with pytest.raises(RunError) as caught:
+            ask(1, 64)
+        assert ask(2, 32) == 4
+        facts = engine.describe()
+    finally:
+        engine.close()
+    # 16 tokens of 4 patches, and a tail of 16 with a grid of its own
+    for words in ("'engine.strict_shapes' = true: the image encoder", "'pixel_values' [128, 384]", "[2, 3]"):
+        assert words in str(caught.value)
+    assert facts["image_encoder_device"] == "webgpu"
+    assert facts["encoder_shapes_late"] == 0
+    assert facts["images_encoded"] == 2
+
+
+def test_pictures_of_any_size_are_encoded_together_on_the_device() -> None:
+    package, marker = plain_items_export("qwen2_5_vl", "f32", "webgpu"), MEDIA_FAMILIES["qwen2_5_vl"].marker
+    sizes = [(40, 40), (60, 30), (64, 64), (20, 60), (33, 33), (64, 40)]
+    asked = [
+        ScoringRequest(f"{marker} and", " stone", images=[picture(seed, *size)]) for seed, size in enumerate(sizes)
+    ]
+    found = {}
+    for device, more in (("webgpu", {"encoder_batch_rows": 64}), ("cpu", {"encoder_batch_rows": 1})):
+        with open_on(device, package, chunk_size=16, strict_shapes=True, **more) as session:
+            found[device] = [output.logprob for output in session.loglikelihood(asked)]
+            facts = session.describe_execution()
+        assert (facts["images_encoded"], facts["encoder_shapes_late"]) == (len(sizes), 0)
+        assert facts["image_encoder_runs"] == {"webgpu": 1, "cpu": len(sizes)}[device], facts
+    np.testing.assert_allclose(found["webgpu"], found["cpu"], atol=1e-4)

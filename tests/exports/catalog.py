@@ -24,7 +24,7 @@ class Recipe:
     dtype: str = "fp32"
     """Of weights and computation: fp32, fp16, bf16, int4, int8."""
     kv_dtype: str = ""
-    """Of the cache, where it is quantized."""
+    """Of the cache, where it is not that of the computation, fp32 for integer weights."""
     not_on_cpu: str = ""
     """Why ONNX Runtime's CPU provider cannot run it; empty where it can."""
     differs: str = ""
@@ -136,7 +136,7 @@ CATALOG: dict[str, Recipe] = {
         kv_dtype="fp8",
         not_on_cpu=_NO_FP8,
     ),
-    "llama-genai-0.18-int4-cuda": _genai("llama", GENAI_18, "int4", "cuda"),
+    "llama-genai-0.18-int4-cuda": _genai("llama", GENAI_18, "int4", "cuda", kv_dtype="fp16"),
     "llama-genai-0.18-paged-cuda": _genai(
         "llama", GENAI_18, "fp16", "cuda", "use_paged_attention=true", not_on_cpu=_NO_PAGED
     ),

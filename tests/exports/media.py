@@ -276,3 +276,41 @@ def _with_plain_encoder(source: Path, folder: Path, dtype: str) -> None:
     outputs = [helper.make_tensor_value_info("image_features", elem_type, ["batch", 16, 64])]
     graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), file)
+
+
+def plain_items_export(family: str, dtype: str, provider: str) -> Path:
+    """The package of Qwen2.5-VL or Gemma 4 with encoders of one product each: four patches or frames are a row of
+    features, whatever the grid and the mask say."""
+    source, _ = media_export(family, dtype, provider)
+    recipe = [source.parent.name, source_of("media.py")]
+    name = f"media-plain-{family}-{dtype}-{provider}"
+    return once(name, recipe, lambda folder: _with_plain_items(source, folder, dtype))
+
+
+def _with_plain_items(source: Path, folder: Path, dtype: str) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    elem_type = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}[dtype]
+    for file in (folder / "vision_encoder" / "model.onnx", folder / "audio_encoder" / "model.onnx"):
+        if not file.exists():
+            continue
+        inputs = list(onnx.load(file, load_external_data=False).graph.input)
+        inputs[0].type.tensor_type.elem_type = elem_type
+        name, width = inputs[0].name, 4 * inputs[0].type.tensor_type.shape.dim[-1].dim_value
+        weight = np.random.default_rng(0).normal(scale=0.1, size=(width, 64))
+        weights = [
+            numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "weight"),
+            numpy_helper.from_array(np.array([-1, width]), "rows"),
+        ]
+        features = {"vision_encoder": "image_features", "audio_encoder": "audio_features"}[file.parent.name]
+        nodes = [
+            helper.make_node("Reshape", [name, "rows"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "weight"], [features], name="projector"),
+        ]
+        outputs = [helper.make_tensor_value_info(features, elem_type, ["rows", 64])]
+        graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
+        opsets = [helper.make_opsetid("", 18)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), file)

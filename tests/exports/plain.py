@@ -75,6 +75,20 @@ _RENAMED = {"image_position_ids": "pixel_position_ids", "input_features_mask": "
 """transformers' names of arrays that exporters call otherwise."""
 
 
+def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """[V] in fp32 behind the answer: the prompt is fed whole, the answer by the token behind returned caches."""
+    graph, cache, outputs = export.path / "model.onnx", dict[str, np.ndarray](), dict[str, np.ndarray]()
+    num_fed = 0
+    for tokens in (prompt, *([token] for token in answer)):
+        num_fed += len(tokens)
+        known = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, num_fed))}
+        outputs = _run(graph, known | cache, export)
+        cache = {
+            name.replace("present", "past_key_values"): value for name, value in outputs.items() if name != "logits"
+        }
+    return outputs["logits"][0, -1].astype(np.float32)
+
+
 def _step_by_step(graph: Path, tokens: list[int], export: Export) -> Iterator[np.ndarray]:
     """[V] after each token."""
     cache: dict[str, np.ndarray] = {}

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
+import olive_ext
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.exports import hf_model
+from tests.exports.genai import whisper_export
 from tests.exports.media import SOUND_FAMILIES, media_export
 from tests.families.at_random import FAMILIES, NATS, Draw, expected_scores, problems
 from tests.families.pictures import PictureReference
 from tests.families.plain_media import AUDIO, IMAGE
-from tests.families.sounds import SoundReference
+from tests.families.sounds import RATE, SoundReference, sound
+from tests.families.test_encoder_decoder import Reference
+from tests.families.test_speech import features
 
 IN_DEFAULT_RUN = ("qwen2_5_vl", "llava_clip", "qwen3_asr")
-MARKED = [
-    pytest.param(name, marks=pytest.mark.slow if name in IN_DEFAULT_RUN else pytest.mark.exporters) for name in FAMILIES
-]
+
+
+def _marked(mark: pytest.MarkDecorator) -> list[object]:
+    """The families, those of the default run with `mark`."""
+    return [pytest.param(name, marks=mark if name in IN_DEFAULT_RUN else pytest.mark.exporters) for name in FAMILIES]
+
+
+MARKED, AT_LENGTH = _marked(pytest.mark.slow), _marked(pytest.mark.long)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -24,9 +37,8 @@ def test_answers_are_those_of_whole_passes(family: str, seed: int) -> None:
     assert not found, f"seed {seed}: {settings}"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 30))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", AT_LENGTH)
 def test_answers_are_those_of_whole_passes_at_length(family: str, seed: int) -> None:
     settings, found = problems(family, seed)
     assert not found, f"seed {seed}: {settings}"
@@ -46,3 +58,29 @@ def test_whole_passes_are_transformers(family: str) -> None:
     for one, target in scored:
         theirs = reference.score(one.text.replace(kind, reference.marker), target, one.items)
         np.testing.assert_allclose(expected_scores(draw.plain, one, target), theirs, atol=NATS)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(at, marks=pytest.mark.long if at else pytest.mark.slow) for at in range(8)]
+)
+def test_speech_has_transformers_numbers(seed: int) -> None:
+    rng = random.Random(seed)
+    reference, words = Reference(hf_model("whisper")), ["old cat", "a", "river number 3", "stone", "the blue"]
+    sounds = [sound(seed * 10 + at, rng.randint(1, 30 * RATE)) for at in range(3)]
+    scored = [(rng.choice(sounds), rng.choice(words)) for _ in range(8)]
+    asked = [(rng.choice(sounds), rng.randint(1, 8)) for _ in range(4)]
+    engine = {
+        "num_slots": rng.randint(1, 4),
+        "chunk_size": rng.choice((1, 2, 256)),
+        "graph": rng.choice(("scoring_head", "untouched")),
+        "decode_ahead": rng.choice(("auto", True)),
+    }
+    with olive_ext.open(whisper_export(), engine=engine) as session:
+        scores = session.loglikelihood([ScoringRequest("", text, audio=[one]) for one, text in scored])
+        answers = session.generate([GenerationRequest(audio=[one], max_new_tokens=most) for one, most in asked])
+        targets = [session.tokenizer.encode_answer(text) for _, text in scored]
+    for (one, _), target, score in zip(scored, targets, scores, strict=True):
+        expected = reference.score(features(one[0]), [reference.start], target)
+        np.testing.assert_allclose(score.token_logprobs, expected, atol=NATS, err_msg=str(engine))
+    for (one, most), answer in zip(asked, answers, strict=True):
+        assert reference.continues(features(one[0]), [reference.start], answer.tokens, most), engine

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import pytest
 
-from docs.decoders import measure
+from docs.decoders import INTEGERS, measure
 from tests.exports import ALL, export
 
 COMMON = [
     "gemma3_text-genai-0.18",  # windowed cache
     "lfm2-genai-0.18",  # convolution states
+    "llama-genai-0.18-int4-qdq",  # activations that ONNX Runtime's fusion rounds
     "llama-genai-0.18-kv8",  # quantized cache
     "llama-olive-lengths",  # lengths in place of a mask
+    "whisper-genai-0.18",  # an encoder's states
 ]
 """What the ordinary run covers beside tests/agreement: families whose exporter is at hand or small."""
 
@@ -31,8 +33,18 @@ NATS = {"fp32": 1e-4, "int4": 1e-4, "int8": 1e-4, "fp16": 5e-2, "bf16": 5e-1}
 """Bounds by the type that is computed in. Quantized weights are compared with the same graph run plainly; ONNX Runtime
 computes half precision on the CPU in fp32 and drops round trips, differently in an edited graph."""
 
-ALONE = {"whisper", "t5", "marian"}
+ENCODER_DECODERS = {"whisper", "t5", "marian"}
+ALONE = {*ENCODER_DECODERS, "mamba", "jamba"}
 """Prompts of other lengths share no step there."""
+
+ALONE_IN_HALF = "llama-genai-0.18-fp16-cpu"
+"""Casts stand between its caches and its attention: rows behind different pasts fail the trial at opening."""
+
+ROUNDED_FORK = 1.1
+"""Tokens fed over distinct ones where activations are rounded: every step is filled up to an even number of tokens."""
+
+ROUNDING = {"gemma4_unified": 5e-5}
+"""transformers in fp32 are 2.5e-5 nats from transformers in fp64 there."""
 
 LINEAR_ATTENTION = {"qwen3_5", "qwen3_5_text", "qwen3_next"}
 LINEAR_ATTENTION_NATS = 5e-4
@@ -49,13 +61,14 @@ def _check(name: str) -> None:
         assert row["refused"].startswith("ONNX Runtime")
         return
     assert "refused" not in row, row
-    bound = NATS[row["dtype"]]
+    bound = max(NATS[row["dtype"]], NATS[row["kv"]] if row["kv"] in ("fp16", "bf16") else 0)
     assert float(row["plain"]) < bound
     assert float(row["score"]) < (LINEAR_ATTENTION_NATS if row["family"] in LINEAR_ATTENTION else bound)
-    assert float(row["roll"]) < bound
-    assert row["fork"] == "1.00"
-    assert float(row["batch"]) < (1e-5 if bound < 1e-3 else bound)
-    assert float(row["rows"]) > 3 or export(name).family in ALONE
+    assert (row["roll"] == "") == (row["family"] in ENCODER_DECODERS)
+    assert float(row["roll"] or 0) < bound
+    assert float(row["fork"]) <= (ROUNDED_FORK if row["dtype"] in INTEGERS else 1)
+    assert float(row["batch"]) < (ROUNDING.get(row["family"], 1e-5) if bound < 1e-3 else bound)
+    assert float(row["rows"]) > 3 or row["family"] in ALONE or name == ALONE_IN_HALF
     equal, total = map(int, row["generate"].split(" of "))
     assert equal == total or bound > 1e-3
 

@@ -131,7 +131,9 @@ def test_note_tells_of_scales_that_all_tokens_of_a_step_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "num_nodes"), [(at_level(4, 4), 1), (heads.qdq, 2)], ids=["accuracy_level_4", "QuantizeLinear"]
+    ("build", "num_nodes"),
+    [(at_level(4, 4), 1), (heads.qdq, 2), (block_qdq, 1)],
+    ids=["accuracy_level_4", "QuantizeLinear", "fused"],
 )
 def test_note_tells_of_activations_rounded_row_by_row(build: heads.Build, num_nodes: int) -> None:
     (note,) = rounding_notes(decoder(build).graph.node)

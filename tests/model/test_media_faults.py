@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from olive_ext.model.attention import tensor_spec
 from olive_ext.model.item_masks import ItemMasks
 from olive_ext.model.media_faults import known_faults
 
@@ -26,7 +27,7 @@ def graph(*outputs: str, producer: str = "mobius") -> ModelProto:
             {"vision_config": {"deepstack_visual_indexes": [5, 11]}},
             r"layers \[5, 11\]",
         ),
-        ("vision", graph("image_features", "deep"), {"vision_config": {"deepstack_visual_indexes": [5, 11]}}, None),
+        ("vision", graph("image", "deep"), {"vision_config": {"deepstack_visual_indexes": [5, 11]}}, None),
         ("vision", graph("image_features"), {"vision_config": {"deepstack_visual_indexes": []}}, None),
         (
             "audio",
@@ -47,7 +48,8 @@ def graph(*outputs: str, producer: str = "mobius") -> ModelProto:
 def test_fault_is_told_where_graph_and_configuration_show_it(
     part: str, encoder: ModelProto, config: dict[str, Any], told: str | None
 ) -> None:
-    found = known_faults({part: encoder}, ({}, {"model_type": "gemma4", **config}))
+    taken = [tensor_spec(value) for value in encoder.graph.output]
+    found = known_faults({part: (encoder, taken)}, ({}, {"model_type": "gemma4", **config}))
     assert len(found) == (told is not None)
     for sentence in found:
         assert re.search(str(told), sentence)

@@ -273,6 +273,9 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
         ("encoder_lengths", "encoder-decoder"),
         ("block_table_windowed", "paged KV cache"),
         ("total_sequence_length", "lengths in place of an attention mask"),
+        ("deepstack_visual_embeds", "a vision tower's inner layers"),
+        ("visual_pos_masks", "a vision tower's inner layers"),
+        ("vision_gate", "modality gates"),
     ],
 )
 def test_input_is_refused_by_name_when_not_supported_yet(name, reason):
