@@ -187,6 +187,9 @@ class StepLoop:
         """
         halves = halve(step, self.traits.batching)
         if halves is None:
+            if len(step.rows) == 1 < step.num_tokens:
+                shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
+                raise MemoryShortageError(shown) from error
             raise error
         self._counters.steps_halved += 1
         self._limit = min(self._limit, max(half.num_tokens for half in halves))
