@@ -94,7 +94,7 @@ class Findings:
         try:
             yield
         except OliveExtError as error:
-            self.problems.append(str(error))
+            self.problems += [] if str(error) in self.problems else [str(error)]
 
     def extend(self, other: Findings, where: str) -> None:
         """Takes over what another check found, under titles that begin with `where`."""
@@ -125,6 +125,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 def _check(model: ResolvedModel, findings: Findings) -> None:
     from olive_ext.check.media_check import add_media
+    from olive_ext.check.speech_check import add_speech
 
     _add_files(model, findings.section("Model"))
     with findings.noting_problems():
@@ -135,11 +136,12 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             _add_decoder(model, findings)
-        media = findings.section("Pictures and sound")
+        media, speech = findings.section("Pictures and sound"), findings.section("Speech")
     with findings.noting_problems():
         tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
         if model.runtime[0] == "onnxruntime":
             add_media(model, tokenizer, media.add)
+            add_speech(model, tokenizer, speech.add)
     with findings.noting_problems():
         _add_decisions(model, findings.section("Engine"))
 

@@ -31,6 +31,8 @@ _LIKE_THE_CANDIDATE = (
     "deterministic",
     "isolation",
     "workers",
+    "language",
+    "speech_task",
 )
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
@@ -241,6 +243,13 @@ class OpenSettings(ExecutionSettings):
 
     prefix_token_id: NonNegativeInt | None = None
     """Token that stands for an empty context. None takes BOS, else EOS."""
+
+    language: str | None = None
+    """Language of what a model of speech hears, as its generation_config.json names it ("en"): the decoder begins with
+    its token, with the task's, and without timestamps. None leaves that to `forced_decoder_ids` and the prompt."""
+
+    speech_task: Annotated[Literal["transcribe", "translate"] | None, BeforeValidator(word)] = None
+    """What a model of speech does with a `language`: write it down (None, too) or translate it."""
 
 
 class ModelSettings(OpenSettings):

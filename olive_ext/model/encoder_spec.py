@@ -113,11 +113,11 @@ def read_encoder(
     )
 
 
-def read_source_kind(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> SourceKind | None:
-    """What the encoder `model` takes; None where that is not understood."""
+def read_source(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> tuple[SourceKind, TensorSpec] | None:
+    """What the encoder `model` takes, and its input; None where that is not understood."""
     inputs = graph_inputs(model.graph)
     source = _source(inputs, model_config.get("encoder", {}))
-    return None if source is None else _kind(inputs[source])
+    return None if source is None else (_kind(inputs[source]), inputs[source])
 
 
 def _source(inputs: Iterable[str], section: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,19 @@ def read_suppressed(files: ModelFiles) -> Suppressed:
 
 
 def first_named(key: str, files: ModelFiles) -> Sequence[Any]:
-    """The ids under `key` in the first file that has it: genai_config.json, then generation_config.json and config.json
-    in the model's folder. Each may hold one id or a list; empty where none has any."""
+    """The ids under `key` in the first file that has it. Each may hold one id or a list; empty where none has any."""
+    named = _first(key, files)
+    return () if named is None else [named] if isinstance(named, int) else list(named)
+
+
+def named_ids(key: str, files: ModelFiles) -> Mapping[str, int]:
+    """The ids by name under `key` in the first file that has it; empty where none has any."""
+    return _first(key, files) or {}
+
+
+def _first(key: str, files: ModelFiles) -> Any:
+    """What genai_config.json, then generation_config.json and config.json in the model's folder have under `key`."""
     places = (files.directory / "generation_config.json", files.directory / "config.json")
     written = (read_json(path, GenerationConfig) for path in places if path.is_file())
-    for section in (files.genai_config.get("model") or {}, *written):
-        if (named := section.get(key)) is not None:
-            return [named] if isinstance(named, int) else list(named)
-    return ()
+    sections = ((files.genai_config.get("model") or {}), *written)
+    return next((section[key] for section in sections if section.get(key) is not None), None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, listed
 from olive_ext.model import folders
 from olive_ext.model.content import hf_weights, refuse_short, weight_files
 from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
@@ -90,13 +90,19 @@ def _companions(
     from olive_ext.model.components import find_parts, settle  # imported here: it brings onnx along
 
     graphs = {file: read_outline(file) for file, _ in named.values()}
-    takes = next(iter(EMBEDDING_NAMES & outline.inputs.keys()), None)
+    if (made := sorted(EMBEDDING_NAMES & outline.outputs.keys())) and not outline.has_logits:
+        raise ModelError(f"'{decoder}' is to be the decoder; by the graph it is the embedding: it returns '{made[0]}'")
+    takes = min(EMBEDDING_NAMES & outline.inputs.keys(), default=None)
     if takes and "embedding" not in named and root.is_dir():
         others = (file for file in (*root.glob("*.onnx"), *root.glob("*/*.onnx")) if file != decoder)
         graphs |= {file: found for file in sorted(others) if (found := _readable(file)) is not None}
     if not takes and named.get("embedding", (None, ""))[1] == _BY_USER:
         raise ModelError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
     settled = settle(named, find_parts(outline, graphs))
+    if takes and "embedding" in named and takes not in graphs[named["embedding"][0]].outputs:
+        file, rule = named["embedding"]
+        shown = listed(graphs[file].outputs)
+        raise ModelError(f"by {rule} '{file}' is the part 'embedding'; it returns {shown}: not the decoder's '{takes}'")
     return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
 
 

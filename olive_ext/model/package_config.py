@@ -104,6 +104,9 @@ class GenerationConfig(_Section):
     decoder_start_token_id: NonNegativeIds | None = None
     suppress_tokens: list[Int] | None = None
     begin_suppress_tokens: list[Int] | None = None
+    lang_to_id: dict[str, Int] | None = None
+    task_to_id: dict[str, Int] | None = None
+    no_timestamps_token_id: Int | None = None
 
 
 def read_json(path: Path, form: type[_Section] | None = None) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.outline import read_graph
 from olive_ext.model.package_config import custom_operators_of, inside
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind
+from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind, TensorSpec
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
 """How the spec's note on the form of the cache begins."""
@@ -171,24 +171,24 @@ class ResolvedModel:
         from olive_ext.model.media_spec import read_media
 
         embedding = read_graph(companions["embedding"].graph)
+        taken = embedding, read_embedding(embedding, self.spec.embeddings)
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
         try:
             encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
-            taken = embedding, read_embedding(embedding, self.spec.embeddings)
             return read_media(self.spec, taken, encoders, configs)
         except ModelError as error:
             return MediaSpec((), problem=str(error))
 
     @cached_property
-    def source_kind(self) -> SourceKind | None:
-        """What the encoder of an encoder-decoder takes; None for other models."""
+    def source(self) -> tuple[SourceKind, TensorSpec] | None:
+        """What the encoder of an encoder-decoder takes, and its input; None for other models."""
         if self.kind == "hf":
-            return (checkpoint.read_source(self.processor_files.hf_config) or (None,))[0]
+            return checkpoint.read_source(self.processor_files.hf_config)
         if (encoder := self.files.companions.get("encoder")) is None:
             return None
-        from olive_ext.model.encoder_spec import read_source_kind
+        from olive_ext.model.encoder_spec import read_source
 
-        return read_source_kind(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
+        return read_source(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
     def warms(self, encoder: MediaEncoderSpec) -> bool:
         """Whether an encoder of pictures or sound runs in shape buckets, all of them beforehand."""

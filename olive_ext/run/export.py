@@ -65,7 +65,7 @@ def _obstacle(model: ResolvedModel) -> str | None:
     settings = model.settings
     if not model.files.directory.is_dir() or model.size is None:
         return "its files are not in a folder here"
-    if model.media is not None or model.source_kind is not None:
+    if model.media is not None or model.source is not None:
         return "only what takes text alone is"
     if settings.dtype != "float32":
         return f"only float32 is, and 'dtype' is {settings.dtype}"

@@ -20,8 +20,8 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     """
     if model.runtime[0] == "genai":
         return
-    source = model.source_kind
-    is_speech = source is SourceKind.FEATURES
+    source = model.source
+    is_speech = source is not None and source[0] is SourceKind.FEATURES
     taken = () if model.media is None else model.media.modalities
     for task in tasks:
         if task.gives_images and Modality.IMAGE not in taken:

@@ -22,19 +22,17 @@ from olive_ext.engine.reference.tap import ResidentTap, Tap
 from olive_ext.engine.runners.runner import OpenedRunner, Traits
 from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
-from olive_ext.media.sound import SoundProcessor, tell_other_features
+from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.generation_config import read_suppressed
 from olive_ext.model.hub import asked_where_it_answers
-from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
-from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.generation_bounds import read_start, read_stop_ids
+from olive_ext.text.encoder_decoder import Encoding, read_encoding
+from olive_ext.text.generation_bounds import read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
@@ -80,6 +78,8 @@ def open(
     components: Mapping[str, str] | None = None,
     add_bos_token: bool | None = None,
     prefix_token_id: int | None = None,
+    language: str | None = None,
+    speech_task: str | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
     isolation: str = "none",
     workers: int | Mapping[str, Any] | None = None,
@@ -228,12 +228,7 @@ def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> T
     files, asked = model.processor_files, model.settings.engine.num_threads
     num_threads = None if asked == "auto" else asked
     stop_ids = read_stop_ids(tokenizer, files)
-    kind, source = traits.source_kind, traits.source
-    encoding = None
-    if kind is not None:
-        start, takes_features = read_start(tokenizer, files), kind is SourceKind.FEATURES
-        sound = SoundProcessor(files, source, num_threads) if takes_features and source is not None else None
-        encoding = Encoding(takes_features, start, sound, read_suppressed(files))
+    encoding = read_encoding(tokenizer, files, model.settings, (traits.source_kind, traits.source), num_threads)
     media = None
     if model.media is not None:
         media = read_markers(MediaProcessor(model.media, files, num_threads), files, tokenizer, traits.item_limit)

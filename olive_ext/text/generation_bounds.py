@@ -6,12 +6,16 @@ stop) and are left out of the returned text. Knows no engine.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from olive_ext.model.generation_config import first_named
+from olive_ext.errors import ConfigError, listed
+from olive_ext.model.generation_config import first_named, named_ids
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _INCOMPLETE = "\ufffd"
 """What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
@@ -29,17 +33,39 @@ def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> frozenset[int]:
 WHISPER_START = "<|startoftranscript|>"
 
 
-def read_start(tokenizer: Tokenizer, files: ModelFiles) -> tuple[int, ...]:
+def read_start(
+    tokenizer: Tokenizer, files: ModelFiles, language: str | None = None, task: str | None = None
+) -> tuple[int, ...]:
     """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations (of
-    Whisper, whose packages may lack it, the tokenizer's own), then those that `forced_decoder_ids` names for the first
-    places, without a gap (Whisper's language and task)."""
+    Whisper, whose packages may lack it, the tokenizer's own), then those of a `language` and a `task`, else those that
+    `forced_decoder_ids` names for the first places, without a gap. Raises `ConfigError` for a language or a task that
+    the model does not name."""
     start = list(first_named("decoder_start_token_id", files))
     if not start and WHISPER_START in tokenizer.hf.get_vocab():
         start = [tokenizer.hf.convert_tokens_to_ids(WHISPER_START)]
+    if language is not None or task is not None:
+        return (*start[:1], *_spoken_tokens(files, language, task or "transcribe"))
     forced = {int(place): token for place, token in first_named("forced_decoder_ids", files)}
     while start and isinstance(token := forced.get(len(start)), int):
         start.append(token)
+    if len(start) == 1 and named_ids("lang_to_id", files):
+        logger.warning("the model knows several languages, and none is given: it says the language itself ('language')")
     return tuple(start)
+
+
+def _spoken_tokens(files: ModelFiles, language: str | None, task: str) -> list[int]:
+    """Whisper's tokens for a language and a task, and for an answer without timestamps, as transformers' `generate`
+    puts them."""
+    languages, tasks = named_ids("lang_to_id", files), named_ids("task_to_id", files)
+    if not languages:
+        raise ConfigError("'language' and 'speech_task' are for models whose generation_config.json has 'lang_to_id'")
+    names = {name.strip("<|>"): token for name, token in languages.items()}
+    if language is None or language.strip("<|>").lower() not in names:
+        given = "'speech_task' needs a 'language'" if language is None else f"'language' = '{language}'"
+        raise ConfigError(f"{given}: give one of {listed(names, 120)}")
+    if task not in tasks:
+        raise ConfigError(f"'speech_task' = '{task}': this model names {listed(tasks) or 'none'}")
+    return [names[language.strip("<|>").lower()], tasks[task], *first_named("no_timestamps_token_id", files)]
 
 
 class StopChecker:

@@ -145,3 +145,16 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with pytest.raises(MediaError, match=r"a picture takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
         Engine(runner, 8).run([request])
+
+
+def test_text_behind_items_is_fed_together_where_rows_may_share_steps() -> None:
+    """The items first, each in a step of its own, then what follows all of them in one."""
+    runner = FakeRunner(4, Batching.ALIKE, row_mix=RowMix(continued=True, prompts=True))
+    item = ITEMS[1]
+    requests = [
+        Request((*[PLACEHOLDER] * one.num_tokens, 3, 4, 5, 6), 0, Generation(2), media=(MediaRun(0, one),))
+        for one in (replace(item, key=f"item {number}") for number in range(4))
+    ]
+    assert_runs_as_oracle(Engine(runner, item.num_tokens), [requests])
+    shapes = [[len(row.tokens) for row in step.rows] for step in runner.steps]
+    assert shapes == [[item.num_tokens]] * 4 + [[4] * 4, [1] * 4]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from olive_ext.config import ModelSettings
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.components import find_parts, settle
@@ -118,7 +120,18 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
     [
         ({"vision": "words/model.onnx"}, r"'components' '.*words.*' is the part 'vision'; by the graphs .*'embedding'"),
         ({"vision": "nose/model.onnx"}, r"'components.vision' = 'nose/model.onnx' is not in"),
-        ({"decoder": "words/model.onnx", "embedding": "text/model.onnx"}, "takes token ids itself"),
+        (
+            {"decoder": "words/model.onnx"},
+            r"'.*words.*' is to be the decoder; by the graph it is the embedding: it returns",
+        ),
+        (
+            {"embedding": "text/model.onnx"},
+            r"is the part 'embedding'; it returns logits, .*: not the decoder's 'inputs_e",
+        ),
+        (
+            {"audio": "eyes/model.onnx"},
+            r"'.*eyes.*' is the part 'audio'; by the graphs it is 'vision': it returns what",
+        ),
     ],
 )
 def test_components_that_are_wrong_are_refused_by_name(by_hand: Path, components: dict[str, str], error: str) -> None:
@@ -160,3 +173,49 @@ def test_encoder_without_a_section_of_its_own_runs_where_the_decoder_does(by_han
     model = resolve(ModelSettings(model=str(by_hand)))
     assert model.media is not None
     assert model.providers_of(model.media.encoders[0]) == model.providers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "section", "value", "error"),
+    [
+        (
+            "genai_config.json",
+            "model.vision",
+            {"filename": "embedding/model.onnx"},
+            "'vision'; by the graphs it is 'embedd",
+        ),
+        (
+            "genai_config.json",
+            "model.embedding",
+            {"filename": "vision_encoder/model.onnx"},
+            "returns image_features: not the",
+        ),
+        (
+            "genai_config.json",
+            "model",
+            {"image_token_id": 5},
+            r"genai_config.json 5, .*; the embedding graph compares ids wi",
+        ),
+        ("config.json", "", {"image_token_id": 5}, r"config.json 5, .*the embedding graph compares ids with \[1018\]"),
+    ],
+)
+def test_package_whose_files_contradict_its_graphs_is_told_with_both(
+    tmp_path: Path, file: str, section: str, value: dict[str, object], error: str
+) -> None:
+    package = Path(shutil.copytree(media_export("qwen2_5_vl")[0], tmp_path / "package"))
+    config = json.loads((package / file).read_text(encoding="utf-8"))
+    place = config
+    for name in filter(None, section.split(".")):
+        place = place[name]
+    place.update(value)
+    (package / file).write_text(json.dumps(config), encoding="utf-8")
+    found = check_model(EvaluationConfig.parse({"model": {"path": str(package)}, "tasks": ["a"]}))
+    assert re.search(error, "\n".join([*found.problems, found.text()]))
+
+
+@pytest.mark.slow
+def test_check_prints_the_text_of_a_placeholder() -> None:
+    path = str(media_export("qwen2_5_vl")[0])
+    found = check_model(EvaluationConfig.parse({"model": {"path": path}, "tasks": ["a"]}))
+    assert re.search(r"image placeholder +1018 '<\|image_pad\|>'", found.text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from olive_ext.engine.media import chunk_end
+from olive_ext.engine.media import chunk_end, runs_within
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Batching, Row
@@ -52,13 +52,19 @@ def together(decoding: list[Sequence], traits: Traits, limit: int) -> list[Seque
 
 
 def _alike(ready: Iterable[tuple[Sequence, int]], traits: Traits) -> list[Sequence]:
-    """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come first;
-    those with pictures or sound run alone."""
+    """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come first, of
+    these the ones that run alone, so that what follows their pictures or sounds can be fed together."""
+    alone: list[Sequence] = []
     groups: dict[Hashable, list[Sequence]] = {}
     for sequence, num_tokens in ready:
         group = traits.row_mix.group(sequence.computed, num_tokens, sequence.source)
-        is_alone = group is None or (sequence.media and num_tokens > 1)
-        groups.setdefault(("alone", sequence.slot) if is_alone else group, []).append(sequence)
+        stop = sequence.computed + num_tokens
+        if group is None or (num_tokens > 1 and runs_within(sequence.media, sequence.computed, stop)):
+            alone.append(sequence)
+        else:
+            groups.setdefault(group, []).append(sequence)
+    if alone:
+        return alone[:1]
     inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
     return max(inputs or groups.values(), key=len)
 

@@ -240,6 +240,6 @@ def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
     num_threads = None if threads == "auto" else threads
     trusted = settings.trust_remote_code
     loaded, facts = load_model(settings.model, settings.dtype, settings.device, num_threads, trust_remote_code=trusted)
-    suppressed = read_suppressed(model.processor_files) if model.source_kind is not None else None
+    suppressed = read_suppressed(model.processor_files) if model.source is not None else None
     runner = HfRunner(loaded, facts, settings.max_length, model.media, suppressed)
     return OpenedRunner(runner, choose_chunk_size(settings.engine)[0])
