@@ -20,24 +20,25 @@ from tests.exports import genai_export, hf_model
 
 
 class BrokenRunner(FakeRunner):
-    """Gives `value` for the log-probability of token 3 and, with `in_samples`, among the logits to sample from."""
+    """Gives `value` for the log-probability of `token` and, with `in_samples`, among the logits to sample from."""
 
     value = np.nan
+    token = 3
     in_samples = False
 
     def _execute(self, step: Step) -> StepOutput:
         output = super()._execute(step)
         logprobs_T = output.target_logprobs.copy()
-        logprobs_T[[token == 3 for _, token in step.targets]] = self.value
+        logprobs_T[[token == self.token for _, token in step.targets]] = self.value
         samples_KV = output.sample_logits_KV.copy()
         if self.in_samples:
             samples_KV[:, 1] = self.value
         return replace(output, target_logprobs=logprobs_T, sample_logits_KV=samples_KV)
 
 
-def _engine(value: float, *, in_samples: bool = False) -> Engine:
+def _engine(value: float, *, token: int = 3, in_samples: bool = False) -> Engine:
     runner = BrokenRunner(2, Batching.RANGE)
-    runner.value, runner.in_samples = value, in_samples
+    runner.value, runner.token, runner.in_samples = value, token, in_samples
     return Engine(runner, 4)
 
 
@@ -63,7 +64,7 @@ def test_engine_is_usable_behind_the_error() -> None:
 
 def test_generation_begins_with_a_look_at_the_prompts_output() -> None:
     with pytest.raises(NonFiniteError, match=r"request 0: .* behind 2 tokens"):
-        _engine(np.nan).run([Request((1, 3), 0, Generation(4))])
+        _engine(np.nan, token=0).run([Request((1, 3), 0, Generation(4))])
 
 
 def test_logits_to_sample_from_that_are_not_finite_stop_the_generation() -> None:
@@ -104,7 +105,7 @@ def test_reported_requests_are_counted_once_and_the_others_are_what_they_are_alo
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
 def test_reported_generation_ends_where_its_output_is_not_finite(sampling: Sampling) -> None:
     runner = BrokenRunner(2, Batching.RANGE)
-    runner.in_samples = True
+    runner.token, runner.in_samples = 0, True  # the prompt's output is looked at by token 0
     engine = Engine(runner, 4, reports_non_finite=True)
     (result,) = engine.run([Request((1, 3), 0, Generation(4, sampling=sampling))])
     assert (result.tokens, result.finish_reason, engine.counters.non_finite) == ((), FinishReason.NON_FINITE, 1)
