@@ -16,8 +16,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "picture_families.json"
-SETTINGS = ((1, 256), (3, 7), (8, 64))
-"""Slots and chunk size; the others are compared with the first."""
+SETTINGS = ((1, 256), (3, 0), (8, 128))
+"""Slots and chunk size, 0 for as many tokens as the largest item has; the others are compared with the first."""
 
 SIZES = ((40, 40), (60, 30), (24, 70))
 LENGTHS = (9000, 24321, 50000)
@@ -65,8 +65,9 @@ def measure(family: str) -> dict[str, str]:
     asked = [(f"Ann {verb} the {marker} and", target, [one]) for one in items for verb in VERBS for target in TARGETS]
     requests = [ScoringRequest(context, target, **{field: given}) for context, target, given in asked]
     text, rng, found = f"Ann sees the {marker} and", random.Random(11), []
+    largest = max(map(reference.num_tokens, items))
     for num_slots, chunk_size in SETTINGS:
-        with olive_ext.open(package, engine={"num_slots": num_slots, "chunk_size": chunk_size}) as session:
+        with olive_ext.open(package, engine={"num_slots": num_slots, "chunk_size": chunk_size or largest}) as session:
             order = rng.sample(range(len(requests)), len(requests))
             outputs = session.loglikelihood([requests[place] for place in order])
             scores = [outputs[order.index(place)].token_logprobs for place in range(len(requests))]
