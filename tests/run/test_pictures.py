@@ -16,7 +16,8 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import IncompleteError, LostRequestsError
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -133,6 +134,33 @@ def test_each_picture_is_encoded_once_over_shots_choices_retries_and_tasks(packa
     assert execution["images_encoded"] == len(pictures)
     assert execution["images_evicted"] == 0
     assert counters.requests == 3 * len(scored) + 2 * len(asked)
+
+
+def test_steps_that_are_run_again_in_halves_encode_no_picture_again(package: Path) -> None:
+    """Memory does not suffice for three steps of several rows; the runner tells when their pictures are encoded."""
+    pictures = [picture(seed, 32, 32) for seed in range(4)]
+    asked = [ScoringRequest("<image> is", [number], images=[one]) for one in pictures for number in range(40, 46)]
+    answered = [GenerationRequest("<image> is", max_new_tokens=6, images=[one]) for one in pictures]
+    with olive_ext.open(package, engine={"num_slots": 4}) as session:
+        expected = session.loglikelihood(asked), session.generate(answered)
+    with olive_ext.open(package, engine={"num_slots": 4, "decode_ahead": False}) as session:
+        runner = session.executor.runner
+        run, failed = runner.run, []
+
+        def short(step: Step) -> StepOutput:
+            output = run(step)
+            if len(step.rows) > 1 and len(failed) < 3:
+                failed.append(step)
+                raise MemoryShortageError("no memory for this step")
+            return output
+
+        runner.run = short  # an instance's own: what opened the model, and its reference, stay as they are
+        found = session.loglikelihood(asked), session.generate(answered)
+        execution, counters = session.describe_execution(), session.counters
+    assert counters.steps_halved == len(failed) > 0
+    assert execution["images_encoded"] == len(pictures)
+    assert [one.logprob for one in found[0]] == pytest.approx([one.logprob for one in expected[0]], abs=1e-4)
+    assert [one.tokens for one in found[1]] == [one.tokens for one in expected[1]]
 
 
 def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(package: Path, tmp_path: Path) -> None:
