@@ -67,7 +67,7 @@ def test_missing_key_is_named() -> None:
         ({"tassks": 1}, "unknown key 'tassks': did you mean 'tasks'?"),
         ({"engine": {"chunksize": 1}}, "unknown key 'engine.chunksize': did you mean 'chunk_size'?"),
         ({"num_slots": 1}, "unknown key 'num_slots': did you mean 'engine.num_slots'?"),
-        ({"engine": {"zzz": 1}}, "unknown key 'engine.zzz': known keys: adapters, chunk_size, decode_ahead, "),
+        ({"engine": {"zzz": 1}}, "unknown key 'engine.zzz': known keys: adapters, chunk_size, compiled_dir, "),
     ],
 )
 def test_unknown_key_is_refused_with_the_nearest_known_one(values: dict[str, Any], message: str) -> None:

@@ -158,3 +158,14 @@ def test_text_behind_items_is_fed_together_where_rows_may_share_steps() -> None:
     assert_runs_as_oracle(Engine(runner, item.num_tokens), [requests])
     shapes = [[len(row.tokens) for row in step.rows] for step in runner.steps]
     assert shapes == [[item.num_tokens]] * 4 + [[4] * 4, [1] * 4]
+
+
+def test_last_token_of_a_scored_text_is_filled_up_in_a_step_of_its_own() -> None:
+    """The next chunk of a text behind an item may be one token, which a group of rows makes two, beside a generation
+    that decodes."""
+    runner = FakeRunner(2, Batching.RANGE)
+    runner.traits = replace(runner.traits, row_group=2)
+    media, first = (MediaRun(0, ITEMS[0]),), (PLACEHOLDER,) * ITEMS[0].num_tokens
+    one = Request(first, 0, Generation(1), media=media)
+    both = Request((*first, 0), 1, Generation(2), media=media)
+    assert_runs_as_oracle(Engine(runner, 1), [[one], [one, both, one, Request((*first, 0, 0, 0), 3, media=media)]])

@@ -24,10 +24,10 @@ def next_rows(
         rows = {sequence.slot: _row(sequence, traits, capacity, most_tokens) for sequence in ready}
         chosen = _alike([(sequence, len(rows[sequence.slot].tokens)) for sequence in ready], traits)
         return [(sequence, rows[sequence.slot]) for sequence in chosen[:limit]]
-    inputs = [sequence for sequence in ready if sequence.pending > 1 and not sequence.is_answer]
+    inputs = [sequence for sequence in ready if _has_many(sequence, traits) and not sequence.is_answer]
     if inputs and traits.batching is not Batching.PACKED:
         return [(inputs[0], _row(inputs[0], traits, capacity, most_tokens))]
-    short = [sequence for sequence in ready if sequence.pending == 1 or sequence.is_answer]
+    short = [sequence for sequence in ready if sequence.is_answer or not _has_many(sequence, traits)]
     decoding = together(short, traits, limit)
     packed = [(sequence, _row(sequence, traits, capacity, 1)) for sequence in decoding]
     room = most_tokens - len(packed)
@@ -42,6 +42,11 @@ def next_rows(
         packed.append((sequence, row))
         room -= len(row.tokens)
     return packed
+
+
+def _has_many(sequence: Sequence, traits: Traits) -> bool:
+    """Whether its next row may have several tokens: the last one of a text that is scored is filled up to a group."""
+    return sequence.pending > 1 or (sequence.generation is None and traits.row_group > 1)
 
 
 def together(decoding: list[Sequence], traits: Traits, limit: int) -> list[Sequence]:
