@@ -112,7 +112,7 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
     if not isinstance(made, type) or not issubclass(made, transformers.ProcessorMixin):
         raise ModelError(f"transformers have no processor '{content['processor_class']}'")
     lenient = type(made.__name__, (made,), {"check_argument_for_proper_class": lambda self, name, given: type(given)})
-    asked = set(inspect.signature(made.__init__).parameters)
+    asked = set(inspect.signature(made).parameters)
     parts = dict.fromkeys(asked & {"image_processor", "video_processor"})
     numbers = {name: content[name] for name in asked & content.keys() if isinstance(content[name], (int, float))}
     extractor, tokenizer = (_loaded(name, folder) for name in ("AutoFeatureExtractor", "AutoTokenizer"))
