@@ -14,7 +14,7 @@ from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.generation_bounds import read_start
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import byte_level
+from tests.text.tiny import byte_level, model_files
 
 START = (7,)
 
@@ -111,4 +111,4 @@ def test_value_that_is_no_source_is_refused_on_construction() -> None:
 def test_start_is_that_of_the_first_configuration_that_names_it(tmp_path: Path, files, genai, expected) -> None:
     for name, value in files.items():
         (tmp_path / name).write_text(json.dumps({"decoder_start_token_id": value}))
-    assert read_start(byte_level(), tmp_path, genai) == expected
+    assert read_start(byte_level(), model_files(tmp_path, genai)) == expected

@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
-from olive_ext.model.types import ModelFiles
 from olive_ext.text.generation_bounds import StopChecker, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer
-from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level
+from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
 
 TOKENIZERS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 PIECES = ["the", "stop", "s", "t", "op", " ", "\n\n", "here", "é", "東", "京", "🙂", ".", "ab"]
@@ -136,10 +135,6 @@ def test_checker_decodes_a_few_tokens_for_each_one_generated(make, text: str) ->
         assert tokenizer.num_decoded < 30 * len(tokens)
 
 
-def _files(folder: Path, genai: dict[str, object]) -> ModelFiles:
-    return ModelFiles(folder / "model.onnx", folder, genai, {}, str(folder))
-
-
 @pytest.mark.parametrize(
     ("genai", "generation", "config", "expected"),
     [
@@ -153,10 +148,10 @@ def test_read_stop_ids_takes_the_first_file_that_names_any(tmp_path: Path, genai
     for name, content in (("generation_config.json", generation), ("config.json", config)):
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
-    assert read_stop_ids(byte_level(), _files(tmp_path, genai)) == expected
+    assert read_stop_ids(byte_level(), model_files(tmp_path, genai)) == expected
 
 
 def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
-        read_stop_ids(byte_level(), _files(tmp_path, {}))
+        read_stop_ids(byte_level(), model_files(tmp_path, {}))

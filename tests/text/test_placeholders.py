@@ -10,15 +10,14 @@ from olive_ext.engine.media import ItemLimit
 from olive_ext.errors import TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
-from olive_ext.model.types import ModelFiles
 from olive_ext.text.placeholders import MediaText, read_markers
-from tests.text.tiny import IM_START, byte_level
+from tests.text.tiny import IM_START, byte_level, model_files
 
 PLACEHOLDER = 300
 
 
 def _read(tmp_path: Path, config: dict[str, object]) -> MediaText:
-    files = ModelFiles(tmp_path / "model.onnx", tmp_path, {}, config, str(tmp_path))
+    files = model_files(tmp_path, config=config)
     processor = MediaProcessor(MediaSpec((MediaInput(Modality.IMAGE, PLACEHOLDER),)), files)
     return read_markers(processor, files, byte_level(), ItemLimit())
 

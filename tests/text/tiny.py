@@ -1,13 +1,17 @@
-"""Small tokenizers made on the spot: byte-level BPE with and without BOS, and SentencePiece-like with byte fallback."""
+"""What texts need of a model, without one, and small tokenizers made on the spot: byte-level BPE with and without BOS,
+and SentencePiece-like with byte fallback."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from pathlib import Path
 
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
 CORPUS = [
@@ -23,6 +27,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+
+
+def model_files(
+    folder: Path, genai: Mapping[str, object] | None = None, config: Mapping[str, object] | None = None
+) -> ModelFiles:
+    """Of a package in `folder`, where nothing need be, with its two configurations."""
+    return ModelFiles(folder / "model.onnx", folder, genai or {}, config or {}, str(folder))
 
 
 @functools.cache
