@@ -167,7 +167,7 @@ def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
             return file
         content = bytearray(stream.read())
     place = len(b"RIFF....WAVE")
-    while (chunk := content[place : place + 8])[:4] not in (b"data", b""):
+    while (chunk := bytes(content[place : place + 8]))[:4] not in (b"data", b""):
         size = int.from_bytes(chunk[4:], "little")
         place += len(chunk) + size + size % 2
     if chunk[:4] == b"data" and int.from_bytes(chunk[4:], "little") in _OPEN_SIZES:
