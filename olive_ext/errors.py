@@ -71,9 +71,18 @@ class MediaError(TaskError):
     has no answer."""
 
 
+class LostItemError(RunError):
+    """An encoder fails on one picture or sound: requests that have it have no answer."""
+
+    def __init__(self, message: str, key: str) -> None:
+        """`key`: the item's."""
+        super().__init__(message)
+        self.key = key
+
+
 class LostRequestsError(RunError):
-    """Requests have no answer, because every worker that ran them was lost, or what they give cannot be read. All
-    others of the call have theirs."""
+    """Requests have no answer, because every worker that ran them was lost, what they give cannot be read, or an
+    encoder fails on it. All others of the call have theirs."""
 
     def __init__(self, lost: Mapping[int, str]) -> None:
         """`lost`: reasons by the requests' places in the call."""

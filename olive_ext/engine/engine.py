@@ -9,17 +9,18 @@ from itertools import islice
 from typing import Any
 
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
-from olive_ext.errors import RunError
+from olive_ext.errors import LostItemError, LostRequestsError, RunError
 from olive_ext.model.free_memory import trim_host_memory
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
 
 OnResult = Callable[[int, Result], None]
+Put = Callable[[int, Result | Lost], None]
 
 
 class Engine:
@@ -62,12 +63,19 @@ class Engine:
         return self._scoring.traits.context_length
 
     def run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result]:
-        """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete."""
-        results: dict[int, Result] = {}
+        """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete. Raises
+        `LostRequestsError` behind all others where an encoder fails on a picture or a sound of some."""
+        found = self._run(requests, on_result)
+        if lost := {place: result.reason for place, result in enumerate(found) if isinstance(result, Lost)}:
+            raise LostRequestsError(lost)
+        return [result for result in found if isinstance(result, Result)]
 
-        def put(place: int, result: Result) -> None:
+    def _run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result | Lost]:
+        results: dict[int, Result | Lost] = {}
+
+        def put(place: int, result: Result | Lost) -> None:
             results[place] = result
-            if on_result is not None:
+            if on_result is not None and isinstance(result, Result):
                 on_result(place, result)
 
         if self._is_deterministic:
@@ -86,11 +94,13 @@ class Engine:
         """Sequences that are decoded together at most."""
         return self.runner.capacity.num_slots
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_chunks(
+        self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result | Lost]], None]
+    ) -> None:
         """Runs each chunk by itself, from an empty cache; `done(number, results)` is called as each is complete."""
         for number, requests in enumerate(chunks):
             self.reset()
-            done(number, self.run(requests))
+            done(number, self._run(requests))
 
     def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
@@ -145,25 +155,42 @@ class Engine:
             "counters": counters,
         }
 
-    def _score(self, items: Sequence[tuple[int, Request]], put: OnResult) -> None:
+    def _score(self, items: Sequence[tuple[int, Request]], put: Put) -> None:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
         known, rest = self._tap.prepare(items)
         for place, result in known.items():
             put(place, result)
+
+        def finish(place: int, result: Result | Lost) -> None:
+            put(place, result if isinstance(result, Lost) else self._tap.finish(place, result))
+
         try:
-            self._drive(self._scoring, rest, lambda place, result: put(place, self._tap.finish(place, result)))
+            self._drive(self._scoring, rest, finish)
         finally:
             self._tap.flush()
 
-    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: Callable[[Any, Result], None]) -> None:
-        """Runs numbered requests until none is left."""
-        if not items:
-            return
-        self._enter(loop)
-        loop.admit(items)
-        while loop.has_work:
-            for answer in loop.advance():
-                put(answer.key, answer.result())
+    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: Put) -> None:
+        """Runs numbered requests until none is left. Where an encoder fails on an item, requests that have it are lost,
+        and all others without an answer are begun anew: a step that failed leaves nothing to go on from."""
+        waiting = dict(items)
+        while waiting:
+            self._enter(loop)
+            loop.admit(list(waiting.items()))
+            try:
+                while loop.has_work:
+                    for answer in loop.advance():
+                        assert isinstance(answer.key, int)
+                        put(answer.key, answer.result())
+                        del waiting[answer.key]
+            except LostItemError as error:
+                lost = [key for key, request in waiting.items() if error.key in {run.item.key for run in request.media}]
+                if not lost:
+                    raise
+                loop.reset()
+                for key in lost:
+                    del waiting[key]
+                    put(key, Lost(str(error)))
+                self.counters.requests -= len(waiting)  # which are admitted once more
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""

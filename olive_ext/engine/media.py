@@ -40,6 +40,9 @@ class MediaItem:
     grid: tuple[int, int, int] | None = None
     """Features in time, height and width, for multimodal rotary positions; None where the processor names none."""
 
+    shown: str = field(default="an item", compare=False)
+    """The picture or sound in an error: its path where it has one, and its size."""
+
 
 @dataclass(frozen=True)
 class MediaRun:

@@ -191,6 +191,14 @@ class Result:
     """The best sequences of a beam search, best first: `tokens` and how they ended are the first one's."""
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Stands for the result of a request that cannot be had: each worker that ran it was lost, or an encoder fails on a
+    picture or a sound of it."""
+
+    reason: str
+
+
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
     """The compared fields of all requests' targets, one request behind the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]

@@ -92,7 +92,8 @@ class MediaProcessor:
             self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, given)
-        return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid)
+        shown = f"{named(given, WORDS[modality].kind)} of {self._size(modality, read)}"
+        return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
         """An item that was sent from another process, to be prepared by this processor."""
@@ -174,6 +175,11 @@ class MediaProcessor:
 
     def _read(self, modality: Modality, given: Given) -> Any:
         return read_picture(given) if modality is Modality.IMAGE else self._sounds.read(given)
+
+    def _size(self, modality: Modality, content: Any) -> str:
+        if modality is Modality.IMAGE:
+            return "{} x {} pixels".format(*content.size)
+        return f"{len(content) / int(self._sounds.extractor.sampling_rate):.1f} s"
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)

@@ -5,9 +5,11 @@ Knows no model's text. Axes: N samples.
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +30,9 @@ Given: TypeAlias = Any
 
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
+
+_OPEN_SIZES = (0, 0xFFFFFFFF)
+"""In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
 
 FRAME_GROUP = 192
 """Frames are computed in whole groups: products of matrices round the columns of a last tile otherwise, and this is a
@@ -144,9 +149,28 @@ def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any],
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=wavfile.WavFileWarning)  # chunks that hold no sound
             warnings.filterwarnings("error", "Reached EOF prematurely", wavfile.WavFileWarning)
-            rate, array = wavfile.read(opened(given))
+            rate, array = wavfile.read(_sized(opened(given)))
     except MediaError:
         raise
     except Exception as error:  # scipy raises ValueError, struct.error, ZeroDivisionError, its warning
         raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {why(error)}") from error
     return array, rate
+
+
+def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
+    """The WAV file with the sizes of its whole and of its samples, where the program that wrote it into a pipe could
+    not go back to fill them in: the samples then go on to the end."""
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
+        head = stream.read(8)
+        stream.seek(0)
+        if head[:4] != b"RIFF" or int.from_bytes(head[4:], "little") not in _OPEN_SIZES:
+            return file
+        content = bytearray(stream.read())
+    place = len(b"RIFF....WAVE")
+    while (chunk := bytes(content[place : place + 8]))[:4] not in (b"data", b""):
+        size = int.from_bytes(chunk[4:], "little")
+        place += len(chunk) + size + size % 2
+    if chunk[:4] == b"data" and int.from_bytes(chunk[4:], "little") in _OPEN_SIZES:
+        content[place + 4 : place + 8] = (len(content) - place - 8).to_bytes(4, "little")
+        content[4:8] = (len(content) - 8).to_bytes(4, "little")
+    return io.BytesIO(content)

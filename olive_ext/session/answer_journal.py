@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 import numpy as np
 
 from olive_ext.engine.media import media_key
-from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Request, Result, integers, source_key
+from olive_ext.engine.requests import (
+    FinishReason,
+    Generation,
+    Hypothesis,
+    Lost,
+    Request,
+    Result,
+    integers,
+    source_key,
+)
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.records.journal import Journal
-from olive_ext.session.executor import Executor, Lost
+from olive_ext.session.executor import Executor
 from olive_ext.stats.compared_fields import COMPARED
 from olive_ext.text.tokenizer import tokenizer_traits
 

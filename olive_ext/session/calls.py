@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
-from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import MediaError, OliveExtError, SessionError
-from olive_ext.session.executor import Lost
+from olive_ext.engine.requests import Lost, Request, Result
+from olive_ext.errors import LostRequestsError, MediaError, OliveExtError, SessionError
+from olive_ext.session.executor import Executor
 from olive_ext.text.conversion import Converted
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,14 @@ class Batch(Generic[Output]):
         self._parts: dict[int, dict[int, Result]] = {index: {} for index in self._converted}
         for index in [index for index, item in self._converted.items() if not item.requests]:
             self._complete(index)
+
+    def run(self, executor: Executor) -> None:
+        """Has the requests run together; those that have no result are lost."""
+        try:
+            executor.run(self.requests, self.take)
+        except LostRequestsError as error:
+            for number, reason in error.lost.items():
+                self.take(number, Lost(reason))
 
     def take(self, number: int, result: Result | Lost) -> None:
         """`result` is that of `requests[number]`."""

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from olive_ext.engine.requests import Request, Result
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Stands for the result of a request that cannot be had: each worker that ran it was lost."""
-
-    reason: str
-
+from olive_ext.engine.requests import Lost, Request, Result
 
 OnChunk = Callable[[int, Sequence[Result | Lost]], None]
 """Called with the number of a chunk that is complete, and its results in the order of its requests."""
@@ -45,7 +37,8 @@ class Executor(Protocol):
         """How many workers are open and were lost, for whoever waits; empty where there is nothing to say."""
 
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
-        """Runs all requests together, and calls back as each becomes complete."""
+        """Runs all requests together, and calls back as each becomes complete. Raises `LostRequestsError` behind all
+        others where some have no result."""
 
     def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
         """Runs each chunk by itself, in any order. `chunks` is read as there is room."""

@@ -240,7 +240,7 @@ class Session:
             made = batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
             if self.journal is None and not self.executor.needs_chunks:
                 for batch in made:
-                    self.executor.run(batch.requests, batch.take)
+                    batch.run(self.executor)
             else:
                 is_kept = self.records is None or call == "generate"
                 asked = ((batch.requests, batch.take) for batch in made)

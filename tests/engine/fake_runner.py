@@ -19,7 +19,7 @@ from olive_ext.engine.requests import FinishReason, Generation, Request, Result,
 from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import ALONE, Batching, Candidates, Row, RowMix, Step, StepOutput
-from olive_ext.errors import MemoryShortageError
+from olive_ext.errors import LostItemError, MemoryShortageError
 
 VOCAB = 23
 GARBAGE = -7
@@ -305,6 +305,19 @@ class ShortRunner(FakeRunner):
         if step.num_tokens > self.most:
             self._prepare(step)
             raise MemoryShortageError("planted")
+        return super()._execute(step)
+
+
+class BlindRunner(FakeRunner):
+    """Its encoder fails on one item, behind copies and moves."""
+
+    bad = ""
+
+    def _execute(self, step: Step) -> StepOutput:
+        fed = [run.item for row in step.rows for run in runs_within(row.media, row.past, row.past + len(row.tokens))]
+        if self.bad in {item.key for item in fed}:
+            self._prepare(step)
+            raise LostItemError("planted", self.bad)
         return super()._execute(step)
 
 

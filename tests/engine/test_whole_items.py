@@ -3,6 +3,7 @@ fails on a step that cuts one."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,16 +12,50 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.halves import halve
-from olive_ext.engine.media import ItemLimit, MediaRun
-from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.media import ItemLimit, MediaItem, MediaRun
+from olive_ext.engine.requests import Generation, Request, Result
 from olive_ext.engine.runners.shape_buckets import BucketedRunner, step_sizes
 from olive_ext.engine.step import Batching, Row, RowMix, Step
-from olive_ext.errors import MediaError, MemoryShortageError
-from tests.engine.fake_runner import FakeRunner, ShortRunner
-from tests.engine.strategies import ITEMS, LARGEST, PLACEHOLDER, assert_runs_as_oracle, requests_with_items
+from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
+from tests.engine.fake_runner import BlindRunner, FakeRunner, ShortRunner, oracle
+from tests.engine.strategies import (
+    ITEMS,
+    LARGEST,
+    PLACEHOLDER,
+    assert_equal,
+    assert_runs_as_oracle,
+    requests_with_items,
+)
 
 CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
 MIXES = st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+
+
+@given(
+    calls=CALLS,
+    num_slots=st.integers(1, 4),
+    chunk_size=st.integers(1, 20),
+    batching=st.sampled_from(Batching),
+    async_decode=st.booleans(),
+    bad=st.sampled_from(ITEMS),
+)
+def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, async_decode: bool, bad: MediaItem
+) -> None:
+    runner = BlindRunner(num_slots, batching, async_decode=async_decode)
+    runner.bad = bad.key
+    engine, num_requests = Engine(runner, chunk_size), 0
+    for requests in calls:
+        found: dict[int, Result] = {}
+        has_it = {place for place, one in enumerate(requests) if bad in [run.item for run in one.media]}
+        num_requests += len(requests)
+        with pytest.raises(LostRequestsError) if has_it else nullcontext() as caught:
+            engine.run(requests, found.__setitem__)
+        assert (caught.value.lost if caught else {}) == dict.fromkeys(has_it, "planted")
+        assert found.keys() == set(range(len(requests))) - has_it
+        for place, result in found.items():
+            assert_equal(result, oracle(requests[place]))
+    assert engine.counters.requests == num_requests
 
 
 @given(

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
+from PIL import Image
 
 import olive_ext
 from olive_ext.check.model_check import check_model
@@ -20,12 +21,12 @@ from olive_ext.engine.media import MediaItem, token_bucket, token_buckets
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.errors import RunError, TaskError
+from olive_ext.errors import LostRequestsError, RunError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.media_types import Modality
 from olive_ext.model.types import Device
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, picture
 from tests.families.sounds import sound
@@ -288,6 +289,57 @@ def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one(tmp_path: Pa
         encoder.features(item)
     assert (encoder.counters.encoded, encoder.counters.runs) == (3, 3)
     assert "features of 2 together are" in encoder.describe()["images_one_by_one"]
+
+
+@pytest.fixture(scope="module")
+def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose encoder looks up a row by a picture's brightest pixel, and fails on what is no black one."""
+    folder = tmp_path_factory.mktemp("choosy")
+    nodes = [
+        helper.make_node("ReduceMax", ["pixel_values", "all"], ["brightest"], keepdims=0),
+        helper.make_node("Ceil", ["brightest"], ["whole"]),
+        helper.make_node("Cast", ["whole"], ["place"], to=7),
+        helper.make_node("Gather", ["table", "place"], ["row"], axis=0, name="positions"),
+        helper.make_node("Add", ["own", "row"], ["image_features"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array([0, 1, 2, 3]), "all"),
+        numpy_helper.from_array(np.zeros((1, 64), np.float32), "table"),
+    ]
+    return _with_encoder(folder, *nodes, weights=weights)
+
+
+@pytest.mark.parametrize("max_rows", [1, 64])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_picture_that_the_encoder_fails_on_costs_its_own_requests(choosy: Path, max_rows: int, num_slots: int) -> None:
+    """The bad one is found among several in a run; no good one is encoded twice."""
+    dark = [Image.new("RGB", (32, 32), (shade, 0, 0)) for shade in range(4)]
+    bright = Image.new("RGB", (30, 50), (255, 255, 255))
+    images = [dark[0], bright, dark[1], dark[2], bright, dark[3]]
+    asked = [ScoringRequest("<image> and", " stone", images=[one]) for one in images]
+    answers = [GenerationRequest("<image> and", max_new_tokens=3, images=[one]) for one in images]
+    found: dict[int, float] = {}
+    engine = {"encoder_batch_rows": max_rows, "num_slots": num_slots}
+    with olive_ext.open(choosy, engine=engine) as session:
+        with pytest.raises(LostRequestsError) as caught:
+            session.loglikelihood(asked, on_result=lambda place, output: found.__setitem__(place, output.logprob))
+        facts = session.describe_execution()
+        assert caught.value.lost.keys() == {1, 4}
+        for reason in caught.value.lost.values():
+            assert re.match(
+                r"ONNX Runtime failed in '.*model\.onnx' on a picture of 30 x 50 pixels: .*positions", reason
+            )
+            assert "\n" not in reason
+        good = [place for place in range(len(images)) if place not in caught.value.lost]
+        expected = session.loglikelihood([asked[place] for place in good])
+        assert found == pytest.approx({place: one.logprob for place, one in zip(good, expected, strict=True)}, abs=1e-5)
+        with pytest.raises(LostRequestsError) as caught:
+            session.generate(answers)
+        assert caught.value.lost.keys() == {1, 4}
+        assert facts["images_encoded"] == session.describe_execution()["images_encoded"] == len(dark)
+    with olive_ext.open(choosy, engine=engine, reference=choosy) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked)
+    assert caught.value.lost.keys() == {1, 4}
 
 
 def test_encoder_with_room_for_one_picture_is_told_by_its_interface(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import wave
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,42 @@ def test_wave_files_of_all_widths_are_read(tmp_path: Path) -> None:
         file = io.BytesIO()
         wavfile.write(file, RATE, np.array([0, 0.5, -0.5], dtype))
         assert read_sound(file.getvalue())[0].tolist() == [0, 0.5, -0.5]
+
+
+def _piped(sizes: tuple[int, int], samples: bytes, before: bytes = b"", behind: bytes = b"") -> bytes:
+    """A WAV file of 16 bits, byte by byte, with these `sizes` of the whole and of the samples in its header."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    head = struct.pack("<4sI4s", b"RIFF", sizes[0], b"WAVE")
+    return head + form + before + struct.pack("<4sI", b"data", sizes[1]) + samples + behind
+
+
+@pytest.mark.parametrize("open_size", [0, 0xFFFFFFFF])
+@pytest.mark.parametrize("before", [b"", b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf60.16.100\0", b"odd \x03\0\0\0abc\0"])
+def test_wave_file_from_a_pipe_is_read_to_its_end(open_size: int, before: bytes, tmp_path: Path) -> None:
+    """ffmpeg cannot go back in a pipe, and leaves both sizes open."""
+    content = _piped((open_size, open_size), struct.pack("<3h", 0, 2**14, -(2**14)), before)
+    (tmp_path / "a.wav").write_bytes(content)
+    for given in (content, tmp_path / "a.wav"):
+        samples, rate = read_sound(given)
+        assert samples.tolist() == [0, 0.5, -0.5]
+        assert rate == RATE
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b""), "has no samples"),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"")[:-3], "cannot be read as a WAV file"),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"abc"), "cannot be read as a WAV file"),
+        (_piped((0xFFFFFFFF, 900), bytes(700)), "cannot be read as a WAV file"),
+        (_piped((936, 900), bytes(700)), "cannot be read as a WAV file: Reached EOF prematurely"),
+        (_piped((936, 0xFFFFFFFF), bytes(700)), "cannot be read as a WAV file: Reached EOF prematurely"),
+        (_piped((36, 0), b""), "has no samples"),
+    ],
+)
+def test_wave_file_that_is_cut_is_refused_whatever_its_header_leaves_open(content: bytes, error: str) -> None:
+    with pytest.raises(TaskError, match=error):
+        read_sound(content)
 
 
 @pytest.mark.parametrize(

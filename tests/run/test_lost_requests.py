@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import IncompleteError
 from olive_ext.report import from_json
 from olive_ext.run import check_complete, evaluate
-from olive_ext.session.executor import Lost
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import ForwardEngine, ort_lm
 from tests.run.test_evaluate import config, numbers

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.requests import Counters, Request
+from olive_ext.engine.requests import Counters, Lost, Request
 from olive_ext.errors import OliveExtError, RunError
-from olive_ext.session.executor import Lost, OnChunk
+from olive_ext.session.executor import OnChunk
 from olive_ext.session.workers.feed import Feed, Piece
 from olive_ext.session.workers.served_model import Reply, Served, to_send
 from olive_ext.session.workers.worker import Worker, WorkerLostError

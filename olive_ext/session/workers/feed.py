@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.engine.scheduling.chunks import predicted_tokens
-from olive_ext.session.executor import Lost
 
 AHEAD = 4
 """Chunks that wait for each worker at most. They are what the largest are begun first of at the end."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.errors import LostRequestsError
 from olive_ext.session.answer_journal import run_in_chunks
-from olive_ext.session.executor import Lost, OnChunk
+from olive_ext.session.executor import OnChunk
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.served_model import OWN
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
-from olive_ext.session.executor import Lost
 from olive_ext.text.generation_bounds import StopChecker
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError
-from olive_ext.session.executor import Lost
 from olive_ext.session.workers.crew import MAX_OPENINGS, Crew
 from olive_ext.session.workers.feed import AHEAD
 from olive_ext.session.workers.pool import WorkerPool

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.engine.requests import Request
-from olive_ext.session.executor import Lost
+from olive_ext.engine.requests import Lost, Request
 from olive_ext.session.workers import feed as feed_module
 from olive_ext.session.workers.feed import AHEAD, Feed, Piece
 

@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 import olive_ext
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import LostRequestsError, TaskError
-from olive_ext.session.executor import Lost
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.served_model import OWN, Job

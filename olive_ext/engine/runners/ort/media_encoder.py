@@ -32,7 +32,8 @@ from olive_ext.engine.runners.ort.encoder_shapes import Bucket, EncoderShapes
 from olive_ext.engine.runners.ort.feature_graphs import FeatureGraphs
 from olive_ext.engine.runners.ort.inputs import Feed
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
-from olive_ext.errors import OliveExtError, RunError, counted, first_line
+from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure
+from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, first_line
 from olive_ext.model.media_types import WORDS, MediaEncoderSpec
 from olive_ext.model.types import ITEM_BYTES, TensorSpec
 
@@ -142,13 +143,26 @@ class MediaEncoder:
             self.counters.hits += item.key not in self._early
             self._early.discard(item.key)
             return features
-        found = self._encode(self._batches.take(item))
+        found = self._encode_or_lose(self._batches.take(item))
         self.counters.encoded += len(found)
         self.counters.runs += 1
         for one, features in reversed(found):
             self.counters.evicted += self.kept.put(one.key, features)
         self._early.update(one.key for one, _ in found[1:])
         return found[0][1]
+
+    def _encode_or_lose(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Tensors]]:
+        """As `_encode`. Where the encoder fails on several, the first is encoded alone; the others are when they are
+        wanted themselves. Raises `LostItemError` where it fails on the first, for another reason than memory."""
+        try:
+            return self._encode(items)
+        except Exception as error:
+            if is_memory_error(error):
+                raise
+            failure = named_failure(error, f"in '{self.spec.files.graph}' on {items[0].shown}")
+            if len(items) == 1:
+                raise LostItemError(str(failure), items[0].key) from error
+        return self._encode_or_lose(items[:1])
 
     def _encode(self, items: Sequence[MediaItem], bucket: Bucket | None = None) -> list[tuple[MediaItem, Tensors]]:
         """[N, H] of each item, of each output: the one way in which the encoder is run, beforehand and for requests.
