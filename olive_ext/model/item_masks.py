@@ -22,8 +22,8 @@ _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 
 _HIDDEN = -1e4
 
-LARGEST_WINDOW = 4096
-"""The window behind which is looked at most: a mask of many more tokens than it has takes any memory."""
+MOST_TOKENS = 4098
+"""That masks are made for: their memory is the square of it, and a configuration may name any window."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def read_item_masks(
     model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
 ) -> ItemMasks:
     """Of `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. The masks are made
-    for `num_tokens` tokens, which are more than a window has, all of text and all of one item."""
+    for `num_tokens` tokens, which are more than a window has, all of text and all of one item; behind a window of more
+    than `MOST_TOKENS` nothing is looked at."""
+    num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]
     nodes = {name: _nodes_behind(model.graph.node, name) for name in {*inputs} - {""}}

@@ -66,3 +66,8 @@ def test_mask_of_numbers_that_are_added_to_scores_is_read() -> None:
         full_mask = Where (joined, nothing, hidden) near_mask = Where (recent, nothing, hidden)
     """
     assert read_item_masks(graph(added), "input_ids", ["past"], {9}, WINDOW + 2).joined == (0,)
+
+
+def test_window_of_any_length_takes_a_mask_of_some_length() -> None:
+    masks = "full_mask = Identity (joined) near_mask = Or (recent, is_one)"
+    assert read_item_masks(graph(masks), "input_ids", ["past"], {9}, 1 << 40) == ItemMasks((0, 1), (1,))
