@@ -72,11 +72,12 @@ def _with_shots(task: Any, given: Mapping[str, Any], shots: list[Any]) -> dict[s
     found = dict(given)
     for name in found.keys() & _FIELDS.keys():
         parts = [getattr(task, _FIELDS[name])(shot) for shot in shots]
-        found[name] = [item for part in (*parts, found[name]) for item in _listed(part)]
+        found[name] = [item for part in (*parts, found[name]) for item in as_list(part)]
     return found
 
 
-def _listed(given: Any) -> list[Any]:
+def as_list(given: Any) -> list[Any]:
+    """What a task's function gives: nothing, one item or several."""
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]

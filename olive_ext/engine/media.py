@@ -146,6 +146,17 @@ def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
     return next(run.stop for run in media if run.start == start)
 
 
+def filled_up(parts: Sequence[Array]) -> Array:
+    """The parts one behind the other; zeros fill each up to the longest on every axis but the first, which an item's
+    mask then tells."""
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    filled = []
+    for part in parts:
+        more = [most - size for most, size in zip(longest, part.shape[1:], strict=True)]
+        filled.append(np.pad(part, [(0, 0), *((0, size) for size in more)]))
+    return np.concatenate(filled)
+
+
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
     """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
 

@@ -32,6 +32,25 @@ THUMBNAIL_SIDE = 128
 LONGEST_NAME = 300
 """Characters of a path that a message has."""
 
+_FORMATS = {
+    "AVIF",
+    "BMP",
+    "DIB",
+    "GIF",
+    "ICO",
+    "JPEG",
+    "JPEG2000",
+    "PCX",
+    "PNG",
+    "PPM",
+    "PSD",
+    "SGI",
+    "TGA",
+    "TIFF",
+    "WEBP",
+}
+"""Those of PIL's that are pixels (MPO is read as JPEG): of EPS it has Ghostscript run a program."""
+
 LARGEST_SIDE = 16384
 """Pixels of a side at most."""
 
@@ -48,7 +67,7 @@ def read_picture(given: Given) -> Image.Image:
         if not isinstance(given, (Image.Image, *FILES)):
             kind = type(given).__name__
             raise MediaError(f"a {kind} is no picture: give a PIL image, a path or the bytes of a file")
-        picture = given if isinstance(given, Image.Image) else Image.open(opened(given))
+        picture = given if isinstance(given, Image.Image) else Image.open(opened(given), formats=_formats())
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
             raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
@@ -70,6 +89,14 @@ def read_picture(given: Given) -> Image.Image:
         Exception
     ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
         raise MediaError(f"{named(given)} cannot be read as a picture: {why(error)}") from error
+
+
+def _formats() -> list[str]:
+    """Those of `_FORMATS` that this PIL has."""
+    from PIL import Image
+
+    Image.init()
+    return [name for name in Image.ID if name in _FORMATS]
 
 
 def _of_8_bits(picture: Image.Image, given: Given) -> Image.Image:

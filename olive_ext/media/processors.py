@@ -1,5 +1,5 @@
 """The door to transformers' image processors and feature extractors, made from a package's own files. They run on PIL
-and numpy, and run no code of the package.
+and numpy, and run no code of the package: not with `trust_remote_code` either.
 
 A package has them as transformers writes them (preprocessor_config.json, processor_config.json), or in the form of
 onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that is read here.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
-from olive_ext.model.package_config import read_json
+from olive_ext.model.package_config import inside, read_json
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -33,11 +33,12 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
     for folder in folders:
         for name in HF_FILES:
             if (folder / name).is_file() and _is_hf(read_json(folder / name)):
-                return _load_hf(folder), folder / name
+                return _loaded("AutoImageProcessor", folder, backend="pil"), folder / name
     for folder in folders:
-        for name in (*((named,) if named else ()), *EXTENSIONS_FILES):
-            if (folder / name).is_file() and "processor" in (content := read_json(folder / name)):
-                return _of_extensions(content, folder / name), folder / name
+        first = [inside(folder, named, "model.vision.config_filename")] if named else []
+        for file in (*first, *(folder / name for name in EXTENSIONS_FILES)):
+            if file.is_file() and "processor" in (content := read_json(file)):
+                return _of_extensions(content, file), file
     looked = ", ".join(f"'{folder}'" for folder in folders)
     raise ModelError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
 
@@ -45,14 +46,13 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
 def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
     """The extractor of features of sound that the first of `folders` has; where none has one, Whisper's for an encoder
     that takes `source` [B, mels, frames]. Raises `ModelError` where its features would not fit."""
-    from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
+    from transformers import WhisperFeatureExtractor
 
-    load: Any = AutoFeatureExtractor.from_pretrained
     _, mels, frames = source.shape
     for folder in dict.fromkeys(folders):
         file = folder / HF_FILES[0]
         if file.is_file() and "feature_extractor_type" in read_json(file):
-            found = load(str(folder))
+            found = _loaded("AutoFeatureExtractor", folder)
             if isinstance(mels, int) and found.feature_size != mels:
                 raise ModelError(
                     f"'{file}' makes {found.feature_size} mels; the encoder takes '{source.name}' {list(source.shape)}"
@@ -108,28 +108,32 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
     pictures and videos, which sound does not need and which need torchvision, stay None."""
     import transformers
 
-    made = getattr(transformers, content["processor_class"])
+    made = getattr(transformers, content["processor_class"], None)
+    if not isinstance(made, type) or not issubclass(made, transformers.ProcessorMixin):
+        raise ModelError(f"transformers have no processor '{content['processor_class']}'")
     lenient = type(made.__name__, (made,), {"check_argument_for_proper_class": lambda self, name, given: type(given)})
-    asked = set(inspect.signature(made.__init__).parameters)
-    extractor: Any = transformers.AutoFeatureExtractor.from_pretrained
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained
+    asked = set(inspect.signature(made).parameters)
     parts = dict.fromkeys(asked & {"image_processor", "video_processor"})
     numbers = {name: content[name] for name in asked & content.keys() if isinstance(content[name], (int, float))}
-    return lenient(feature_extractor=extractor(str(folder)), tokenizer=tokenizer(str(folder)), **parts, **numbers)
+    extractor, tokenizer = (_loaded(name, folder) for name in ("AutoFeatureExtractor", "AutoTokenizer"))
+    return lenient(feature_extractor=extractor, tokenizer=tokenizer, **parts, **numbers)
 
 
 def _is_hf(content: Mapping[str, Any]) -> bool:
     return "image_processor_type" in content or "image_processor_type" in content.get("image_processor", {})
 
 
-def _load_hf(folder: Path) -> Any:
-    from transformers import AutoImageProcessor
+def _loaded(name: str, folder: Path, **options: Any) -> Any:
+    """What transformers' class `name` makes of `folder`; Python that the folder brings is neither run nor asked about.
+    Raises `ModelError`."""
+    import transformers
 
-    load: Any = AutoImageProcessor.from_pretrained
     try:
-        return load(str(folder), backend="pil")
+        return getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **options)
     except Exception as error:
-        raise ModelError(f"no image processor can be loaded from '{folder}': {first_line(error)}") from error
+        has_code = "trust_remote_code" in str(error)
+        why = "it brings Python code of its own ('auto_map'), which is never run" if has_code else first_line(error)
+        raise ModelError(f"no {name.removeprefix('Auto')} can be loaded from '{folder}': {why}") from error
 
 
 def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:

@@ -29,7 +29,7 @@ from olive_ext.model.content import digest_of
 from olive_ext.model.provider_table import FOLDER, TABLE
 from olive_ext.model.providers import build_facts
 from olive_ext.model.types import Provider
-from olive_ext.records.cache_folder import cache_folder, make_own_folder
+from olive_ext.records.cache_folder import cache_folder, make_own_folder, refuse_shared
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Compiled:
             return open_graph(graph, providers, {})
         place = self._root / key_of(graph, weights, facts_of(providers, self._config))
         try:
-            make_own_folder(self._root)
+            refuse_shared(make_own_folder(self._root))
             if _KEEPING[keeper.name].options:
                 return self._with_files(place, keeper, graph, providers, open_graph)
             with FileLock(f"{place}.lock"):  # another process compiles the same once

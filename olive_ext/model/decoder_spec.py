@@ -20,7 +20,7 @@ from olive_ext.errors import ModelError, listed
 from olive_ext.model import attention, checkpoint, tensor_names
 from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
-from olive_ext.model.item_masks import ItemMasks, read_item_masks
+from olive_ext.model.item_masks import LARGEST_WINDOW, ItemMasks, read_item_masks
 from olive_ext.model.media_spec import compared_ids
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
@@ -116,8 +116,9 @@ class _Reader:
         tokens = self._input(Role.INPUT_IDS) if embeddings else None
         if tokens is None or not (found := compared_ids(self._graph, tokens.tensor.name)):
             return ItemMasks()
-        window = self._hf_config.get("text_config", self._hf_config).get("sliding_window") or 0
-        return read_item_masks(self._model, tokens.tensor.name, tuple(past), found, window + 2)
+        window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
+        most = min(max(window, 0), LARGEST_WINDOW) + 2
+        return read_item_masks(self._model, tokens.tensor.name, tuple(past), found, most)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]

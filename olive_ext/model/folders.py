@@ -160,8 +160,9 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
     found = _by_name(decoder)
     for section, part in MEDIA_SECTIONS.items():
         name = genai_config.get("model", {}).get(section, {}).get("filename")
-        if name and (directory / name).is_file():
-            found[part] = (directory / name, f"genai_config.json's model.{section}.filename")
+        key = f"model.{section}.filename"
+        if name and (file := inside(directory, name, key)).is_file():
+            found[part] = (file, f"genai_config.json's {key}")
     for part in _SECTIONS:
         if name := ((genai_config.get("model") or {}).get(part) or {}).get("filename"):
             key = f"model.{part}.filename"

@@ -22,6 +22,9 @@ _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 
 _HIDDEN = -1e4
 
+LARGEST_WINDOW = 4096
+"""The window behind which is looked at most: a mask of many more tokens than it has takes any memory."""
+
 
 @dataclass(frozen=True)
 class ItemMasks:

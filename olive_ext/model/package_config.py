@@ -87,6 +87,7 @@ class _TextConfig(_Section):
     max_position_embeddings: PositiveInt | None = None
     max_target_positions: PositiveInt | None = None
     n_positions: PositiveInt | None = None
+    sliding_window: Int | None = None
 
 
 class HfConfig(_TextConfig):

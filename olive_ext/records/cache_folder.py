@@ -18,6 +18,12 @@ def make_own_folder(folder: Path) -> Path:
     return folder
 
 
+def refuse_shared(folder: Path) -> None:
+    """Raises `OSError` for a folder that others may write into, whose files could be theirs."""
+    if os.name == "posix" and folder.stat().st_mode & 0o022:
+        raise OSError("others may write into it (chmod go-w)")
+
+
 def open_own(path: str | Path, flags: int) -> int:
     """Opens a file of a cache, as `os.open` or as an `opener` of `open`; new ones are this user's only. Raises
     `OSError` for a symbolic link."""

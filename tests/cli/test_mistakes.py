@@ -218,6 +218,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "pipeline is a word": (lambda p: p.genai(decoder={"pipeline": "x"}), "'model.decoder.pipeline' = 'x'"),
     "file outside": (lambda p: p.genai(decoder={"filename": "../x.onnx"}), "not inside of the folder"),
+    "encoder outside": (
+        lambda p: p.genai(vision={"filename": "../x.onnx"}),
+        "for model.vision.filename, which is not inside of the folder",
+    ),
     "file absolute": (lambda p: p.genai(decoder={"filename": "/etc/passwd"}), "not inside of the folder"),
     "tokenizer outside": (lambda p: p.genai(tokenizer_dir="../.."), "model.tokenizer_dir, which is not inside"),
     "native code": (

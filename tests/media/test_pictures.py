@@ -89,6 +89,7 @@ def test_picture_is_turned_as_its_exif_says() -> None:
     [
         (_png(picture(0, 40, 40))[:600], "cannot be read as a picture"),
         (b"not a picture at all", "a picture cannot be read as a picture: no format that is known here"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "no format that is known here"),
         (b"", "a picture cannot be read as a picture: no format that is known here"),
         (Image.new("RGB", (0, 5)), r"has no pixels \(0 x 5\)"),
         (Image.new("RGB", (20000, 1)), "20000 x 1 pixels; a side has 16384 at most"),

@@ -13,7 +13,7 @@ import pytest
 from olive_ext.engine.media import token_bucket, token_buckets
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media import MediaProcessor
-from olive_ext.media.processors import load_image_processor
+from olive_ext.media.processors import load_feature_extractor, load_image_processor, load_sound_processor
 from olive_ext.model.media_types import MediaEncoderSpec, MediaSpec, Modality
 from olive_ext.model.types import GraphFiles, ModelFiles, TensorSpec
 from tests.families.pictures import picture
@@ -121,3 +121,32 @@ def test_processor_that_is_missing_or_not_understood_is_refused_by_name(tmp_path
     (tmp_path / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelError, match="the steps Phi3ImageTransform, which are not understood"):
         load_image_processor([tmp_path], None)
+
+
+@pytest.mark.parametrize(
+    ("auto", "load"),
+    [
+        ("ImageProcessor", lambda folder: load_image_processor([folder], None)),
+        ("FeatureExtractor", lambda folder: load_feature_extractor([folder], TensorSpec("x", 1, ("B", 80, 3000)))),
+    ],
+)
+def test_python_beside_a_processor_is_neither_run_nor_asked_about(tmp_path: Path, auto: str, load: Any) -> None:
+    kind = "image_processor_type" if auto == "ImageProcessor" else "feature_extractor_type"
+    config = {kind: "Own", "auto_map": {f"Auto{auto}": "own.Own"}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')", encoding="utf-8")
+    with pytest.raises(ModelError, match=rf"no {auto} can be loaded from .*Python code of its own .*never run"):
+        load(tmp_path)
+
+
+def test_processor_of_sound_is_a_processor_of_transformers(tmp_path: Path) -> None:
+    config = {"processor_class": "Trainer", "feature_extractor": {}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError, match="transformers have no processor 'Trainer'"):
+        load_sound_processor([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["../vision.json", "/etc/vision.json"])
+def test_file_of_a_processor_is_inside_of_the_package(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=r"for model\.vision\.config_filename, which is not inside of the folder"):
+        load_image_processor([tmp_path], name)

@@ -174,6 +174,21 @@ def test_a_folder_that_cannot_be_made_is_told_and_keeps_nothing(tmp_path: Path) 
     assert compiled.describe()["compiled_problem"].startswith(f"nothing can be kept in '{tmp_path / 'file'}'")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of folders")
+def test_a_folder_that_others_may_write_into_is_told_and_not_used(tmp_path: Path) -> None:
+    assert run(tmp_path, QNN, Compiler())["compiled_new"] == 1
+    tmp_path.chmod(0o777)
+    compiler = Compiler()
+    told = run(tmp_path, QNN, compiler)
+    assert told == {
+        "compiled_new": 0,
+        "compiled_kept": 0,
+        "compiled_bytes": 0,
+        "compiled_problem": f"nothing can be kept in '{tmp_path}': others may write into it (chmod go-w)",
+    }
+    assert compiler.compiled == 1
+
+
 def test_providers_that_compile_nothing_have_no_folder(tmp_path: Path) -> None:
     compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
     open_session(graph().SerializeToString(), (Provider(CPU, "cpu"),), compiled=compiled)

@@ -14,6 +14,7 @@ from typing import Any
 from lm_eval.models.utils import replace_placeholders, resize_image
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+from olive_ext.backends.shot_media import as_list
 from olive_ext.errors import MediaError, TaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model.media_types import Modality
@@ -53,12 +54,12 @@ class TaskMedia:
             raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
         if self.is_speech and "audio" not in found:
             raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
-        fields = {"images": self._images(found.get("visual")), "audio": _as_list(found.get("audio"))}
+        fields = {"images": self._images(found.get("visual")), "audio": as_list(found.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
 
     def _images(self, given: Any) -> list[Any]:
         """The pictures, as many and as large as the arguments allow."""
-        images = _as_list(given)
+        images = as_list(given)
         sizes = self._arguments.image_width, self._arguments.image_height, self._arguments.image_max_side
         if any(sizes):
             images = [_resized(image, sizes) for image in images]
@@ -70,7 +71,7 @@ class TaskMedia:
         context = str(args[0])
         if len(args) < 3 or self._media is None:
             return context
-        self._refuse_others(context, len(_as_list(args[2].get("visual"))))
+        self._refuse_others(context, len(as_list(args[2].get("visual"))))
         for modality in self._markers:
             given = self._arguments.image_string if modality is Modality.IMAGE else None
             marker = given or self._media.marker_text(modality)
@@ -121,12 +122,6 @@ class TaskMedia:
     def _most(self, modality: Modality) -> int:
         """Items of a request that the model is given."""
         return self._arguments.max_images if modality is Modality.IMAGE else sys.maxsize
-
-
-def _as_list(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _resized(given: Any, sizes: tuple[int | None, ...]) -> Any:

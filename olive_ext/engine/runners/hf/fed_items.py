@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import Media, rotary_positions
+from olive_ext.engine.media import Media, filled_up, rotary_positions
 from olive_ext.model.media_types import Modality
 
 if TYPE_CHECKING:
@@ -64,21 +63,11 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
     loaded: dict[str, list[npt.NDArray[Any]]] = {}
     for name, array in chain.from_iterable(run.item.load().items() for run in row.runs):
         loaded.setdefault(name, []).append(array)
-    found = {name: torch.from_numpy(_joined(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
+    found = {name: torch.from_numpy(filled_up(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
     types_S = torch.zeros((1, len(row.ids)), dtype=torch.long, device=device)
     for run in row.runs:
         types_S[:, run.start : run.stop] = _TYPE_IDS[run.item.modality]
     return {**found, **{name: types_S for name in _TYPES if name in accepted}}
-
-
-def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """One behind the other, filled up with zeros where sounds are of other lengths, which masks hide."""
-    sizes = np.max([array.shape[1:] for array in arrays], axis=0).astype(int) if arrays[0].ndim > 1 else ()
-    filled = [
-        np.pad(array, [(0, 0), *((0, size - own) for size, own in zip(sizes, array.shape[1:], strict=True))])
-        for array in arrays
-    ]
-    return np.concatenate(filled)
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:

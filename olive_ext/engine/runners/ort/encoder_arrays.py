@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.engine.media import filled_up
 from olive_ext.engine.runners.ort.inputs import DTYPES
 from olive_ext.errors import ModelError
 from olive_ext.model.media_types import MediaEncoderSpec
@@ -84,16 +85,7 @@ def other_item(inputs: Arrays) -> Arrays:
 
 def joined(items: Sequence[Arrays]) -> Arrays:
     """Arrays of several items, one behind the other; zeros fill them up to the longest, which masks then tell."""
-    return items[0] if len(items) == 1 else {name: _joined([arrays[name] for arrays in items]) for name in items[0]}
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    filled = []
-    for part in parts:
-        more = [most - size for most, size in zip(longest, part.shape[1:], strict=True)]
-        filled.append(np.pad(part, [(0, 0), *((0, size) for size in more)]))
-    return np.concatenate(filled)
+    return items[0] if len(items) == 1 else {name: filled_up([arrays[name] for arrays in items]) for name in items[0]}
 
 
 def is_padded(arrays: Arrays, other: Arrays) -> bool:
