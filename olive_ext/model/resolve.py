@@ -163,9 +163,8 @@ class ResolvedModel:
         """What a multimodal model takes besides text; None for others. Encoders not understood are its `problem`."""
         if self.kind == "hf":
             return checkpoint.read_media(self.processor_files.hf_config)
-        companions = self.files.companions
+        companions, missing = self.files.companions, missing_encoder(self.files)
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
-        missing = missing_encoder(self.files)
         if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not (parts or missing):
             return None
         from olive_ext.model.decoder_spec import read_embedding
