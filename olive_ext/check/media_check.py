@@ -16,8 +16,9 @@ from olive_ext.model.media_types import MediaEncoderSpec
 from olive_ext.text.tokenizer import Tokenizer
 
 
-def add_media(model: ResolvedModel, tokenizer: Tokenizer, add: Callable[..., None]) -> None:
-    """Adds what is known, and what the export computes otherwise than its original. Raises `ModelError` for an encoder
+def add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[..., None]) -> None:
+    """Adds what is known, and what the export computes otherwise than its original. Without a `tokenizer`, where it
+    cannot be loaded, the texts of placeholders are left out. Raises `ModelError` for an encoder
     without a processor, and `ConfigError` for settings that allow no item."""
     media = model.media
     if media is None:
@@ -28,6 +29,8 @@ def add_media(model: ResolvedModel, tokenizer: Tokenizer, add: Callable[..., Non
     for encoder in media.encoders:
         _add_encoder(model, encoder, processors, tokenizer, add)
     limit = item_limit(model, model.chunk_size[0])
+    if problem := processors.problem_of(limit):
+        add("refused", problem, "text needs no such step")
     processors.check_fixed(limit)
     add("tokens of an item", limit.tokens or "any number", limit.reason)
     if media.encoders:
@@ -42,7 +45,7 @@ def _add_encoder(
     model: ResolvedModel,
     encoder: MediaEncoderSpec,
     processors: MediaProcessor,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     add: Callable[..., None],
 ) -> None:
     name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
@@ -53,7 +56,8 @@ def _add_encoder(
     add(f"{name}s in a run", *_in_a_run(model, encoder))
     shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
     add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
-    add(f"{name} placeholder", f"{encoder.placeholder} {tokenizer.token_text(encoder.placeholder)!r}")
+    text = "" if tokenizer is None else f" {tokenizer.token_text(encoder.placeholder)!r}"
+    add(f"{name} placeholder", f"{encoder.placeholder}{text}")
     processor, file = processors.processor_of(encoder.modality)
     add(f"{name} processor", type(processor).__name__, str(file))
 

@@ -137,11 +137,15 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
         with findings.noting_problems():
             _add_decoder(model, findings)
         media, speech = findings.section("Pictures and sound"), findings.section("Speech")
+    tokenizer = None
     with findings.noting_problems():
         tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
-        if model.runtime[0] == "onnxruntime":
+    if model.runtime[0] == "onnxruntime":
+        with findings.noting_problems():
             add_media(model, tokenizer, media.add)
-            add_speech(model, tokenizer, speech.add)
+        if tokenizer is not None:
+            with findings.noting_problems():
+                add_speech(model, tokenizer, speech.add)
     with findings.noting_problems():
         _add_decisions(model, findings.section("Engine"))
 

@@ -69,8 +69,9 @@ class ItemLimit:
     reason: str = ""
     """Which setting or device it comes from, and how it is raised."""
 
-    is_set: bool = False
-    """Whether a setting says so: then a model all of whose items have more is refused when it is opened."""
+    is_strict: bool = False
+    """Whether every shape is run beforehand: then a model all of whose items have more is refused when it is opened,
+    and not with its first item, which texts do not have."""
 
     def problem(self, modality: Modality, num_tokens: int) -> str:
         """What is wrong with an item of so many tokens; empty where nothing is."""

@@ -34,12 +34,13 @@ def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
     if is_graph and not model.spec.is_splittable:
         return ItemLimit()
     if engine.chunk_size != "auto" and chunk_size == engine.chunk_size:
-        return ItemLimit(chunk_size, f"'engine.chunk_size' = {chunk_size} allows fewer", is_set=True)
+        why = f"'engine.chunk_size' = {chunk_size} allows fewer"
+        return ItemLimit(chunk_size, why, is_strict=engine.strict_shapes)
     if is_graph and chunk_size < model.chunk_size[0]:
         return ItemLimit(chunk_size, f"steps of this model are cut to {chunk_size} tokens on this device")
     if is_graph and model.buckets.is_strict and model.buckets.steps == "all":
         why = f"'engine.strict_shapes' = true, and steps of up to {chunk_size} tokens are run beforehand"
-        return ItemLimit(chunk_size, f"{why}: give a larger 'engine.chunk_size'", is_set=True)
+        return ItemLimit(chunk_size, f"{why}: give a larger 'engine.chunk_size'", is_strict=True)
     return ItemLimit()
 
 

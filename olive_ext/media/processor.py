@@ -156,12 +156,15 @@ class MediaProcessor:
         counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
         return next(iter(counts), taken.num_rows) if taken.modality is Modality.IMAGE else taken.num_rows
 
+    def problem_of(self, limit: ItemLimit) -> str:
+        """Why `limit` allows no item of a modality; empty where it allows some of each."""
+        problems = (limit.problem(taken.modality, self.fixed_tokens(taken) or 0) for taken in self.spec.inputs)
+        return next(filter(None, problems), "")
+
     def check_fixed(self, limit: ItemLimit) -> None:
-        """Raises `ConfigError` where a setting allows no item of a modality."""
-        for taken in self.spec.inputs:
-            problem = limit.problem(taken.modality, self.fixed_tokens(taken) or 0)
-            if problem and limit.is_set:
-                raise ConfigError(problem)
+        """Raises `ConfigError` where a strict limit allows no item of a modality."""
+        if limit.is_strict and (problem := self.problem_of(limit)):
+            raise ConfigError(problem)
 
     def processor_of(self, modality: Modality) -> tuple[Any, Path]:
         """transformers' processor of pictures or of sound, and its file. Raises `ModelError` where there is none."""

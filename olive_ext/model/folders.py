@@ -13,6 +13,7 @@ from typing import Any
 
 from olive_ext.errors import ModelError, counted, listed
 from olive_ext.model.package_config import inside, read_json
+from olive_ext.model.types import ModelFiles
 
 GENAI_CONFIG = "genai_config.json"
 OLIVE_RECORD = "model_config.json"
@@ -170,6 +171,17 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
                 raise ModelError(f"genai_config.json names '{name}' for {key}; '{file}' does not exist")
             found[part] = (file, f"genai_config.json's {key}")
     return found
+
+
+def missing_encoder(files: ModelFiles) -> str:
+    """Which graph genai_config.json names for an encoder of pictures or sound that does not exist, where nothing else
+    is found for it; empty where none is missing."""
+    for section, part in MEDIA_SECTIONS.items():
+        name = (files.genai_config.get("model", {}).get(section) or {}).get("filename")
+        if name and part not in files.companions:
+            file = files.directory / name
+            return f"genai_config.json names '{name}' for model.{section}.filename; '{file}' does not exist"
+    return ""
 
 
 def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:

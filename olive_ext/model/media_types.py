@@ -139,7 +139,7 @@ class MediaSpec:
     """What the export computes otherwise than the original model, one sentence each."""
 
     problem: str = ""
-    """Why there are no encoders although the package has some: text runs without them."""
+    """Why there are no encoders, or not all, although the package has some: text runs without them."""
 
     @property
     def encoders(self) -> tuple[MediaEncoderSpec, ...]:

@@ -18,7 +18,7 @@ from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
 from olive_ext.model import checkpoint, decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
-from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS
+from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_encoder
 from olive_ext.model.locate import Kind, locate, locate_hf, model_kind
 from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
 from olive_ext.model.ort_session import read_adapter
@@ -163,9 +163,9 @@ class ResolvedModel:
         """What a multimodal model takes besides text; None for others. Encoders not understood are its `problem`."""
         if self.kind == "hf":
             return checkpoint.read_media(self.processor_files.hf_config)
-        companions = self.files.companions
+        companions, missing = self.files.companions, missing_encoder(self.files)
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
-        if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not parts:
+        if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not (parts or missing):
             return None
         from olive_ext.model.decoder_spec import read_embedding
         from olive_ext.model.media_spec import read_media
@@ -175,7 +175,7 @@ class ResolvedModel:
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
         try:
             encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
-            return read_media(self.spec, taken, encoders, configs)
+            return replace(read_media(self.spec, taken, encoders, configs), problem=missing)
         except ModelError as error:
             return MediaSpec((), problem=str(error))
 

@@ -106,7 +106,7 @@ class MediaText:
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
     """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
     its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
-    a setting that allows no item."""
+    strict and allows no item."""
     processor.check_fixed(limit)
     made = {found.modality: _marker(found, files, tokenizer) for found in processor.spec.inputs}
     markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}

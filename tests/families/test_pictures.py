@@ -5,6 +5,8 @@ Texts have none, one or two pictures; some share a picture, a text before it, or
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +18,7 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.check.model_check import check_model
+from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
@@ -254,15 +256,59 @@ def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() 
     assert sorted([*answered, *too_large]) == list(range(len(PICTURES)))
 
 
+def _checked(package: Path, **given: object) -> Findings:
+    return check_model(EvaluationConfig.parse({"model": {"path": str(package)}, "tasks": ["a"], **given}))
+
+
+TOO_SMALL = "a picture takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [{"chunk_size": 15}, {"chunk_size": 15, "strict_shapes": True}])
-def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_it_is_opened(engine: dict[str, object]) -> None:
-    path = plain_encoder_export("f32", "webgpu")
-    words = "a picture takes 16 tokens and is fed in one step: 'engine.chunk_size' = 15 allows fewer"
-    with pytest.raises(ConfigError, match=words):
+def test_chunk_that_no_picture_of_the_model_fits_into_is_told_with_the_first_and_texts_run() -> None:
+    path = plain_encoder_export("f32", "default")
+    with olive_ext.open(path, engine={"chunk_size": 15}) as session:
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with pytest.raises(LostRequestsError, match=TOO_SMALL):
+            session.loglikelihood([ScoringRequest("<image>", " stone", images=PICTURES[:1])])
+    findings = _checked(path, engine={"chunk_size": 15})
+    assert findings.problems == []
+    assert f"{TOO_SMALL}  (text needs no such step)" in findings.text()
+
+
+@pytest.mark.slow
+def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_all_shapes_are_to_be_run() -> None:
+    path, engine = plain_encoder_export("f32", "webgpu"), {"chunk_size": 15, "strict_shapes": True}
+    with pytest.raises(ConfigError, match=TOO_SMALL):
         olive_ext.open(path, execution_provider="cpu", engine=engine)
-    config = {"model": {"path": str(path)}, "tasks": ["a"], "engine": engine, "execution_provider": "cpu"}
-    assert words in "\n".join(check_model(EvaluationConfig.parse(config)).problems)
+    assert _checked(path, engine=engine, execution_provider="cpu").problems == [TOO_SMALL]
+
+
+@pytest.mark.slow
+def test_encoder_that_genai_config_names_and_that_is_missing_is_told_and_texts_run(tmp_path: Path) -> None:
+    package = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
+    name = json.loads((package / "genai_config.json").read_text())["model"]["vision"]["filename"]
+    (package / name).unlink()
+    words = f"genai_config.json names '{name}' for model.vision.filename; '{package / name}' does not exist"
+    findings = _checked(package)
+    assert findings.problems == []
+    assert f"{words}  (text runs without encoders)" in findings.text()
+    with olive_ext.open(package) as session:
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with pytest.raises(TaskError, match=f"the request gives 1 picture; this model takes none: {re.escape(words)}"):
+            session.loglikelihood([ScoringRequest("<image>", " stone", images=PICTURES[:1])])
+
+
+@pytest.mark.slow
+def test_check_tells_of_pictures_where_the_tokenizer_is_broken(tmp_path: Path) -> None:
+    package = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
+    whole = _checked(package).text()
+    assert re.search(r"image placeholder +\d+ '<image>'", whole)
+    (package / "tokenizer.json").write_text("{", encoding="utf-8")
+    findings = _checked(package)
+    assert len(findings.problems) == 1
+    assert "tokenizer" in findings.problems[0]
+    assert re.search(r"image placeholder +\d+\n", findings.text())
+    assert re.findall("(image features .*)", findings.text()) == re.findall("(image features .*)", whole)
 
 
 @pytest.mark.exporters
