@@ -291,6 +291,14 @@ def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one(tmp_path: Pa
     assert "features of 2 together are" in encoder.describe()["images_one_by_one"]
 
 
+def test_rows_of_features_that_are_not_as_many_as_placeholders_are_an_error_with_both_numbers(tmp_path: Path) -> None:
+    bounds = [numpy_helper.from_array(np.array([value]), name) for name, value in (("from", 0), ("to", -1), ("of", -2))]
+    fewer = helper.make_node("Slice", ["own", "from", "to", "of"], ["image_features"])
+    encoder, processor = _batched(_with_encoder(tmp_path, fewer, weights=bounds), 1)
+    with pytest.raises(RunError, match="returns 15 rows of features for 1 picture with 16 placeholders"):
+        encoder.features(processor.item(Modality.IMAGE, PICTURES[0]))
+
+
 @pytest.fixture(scope="module")
 def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package whose encoder looks up a row by a picture's brightest pixel, and fails on what is no black one."""
