@@ -51,7 +51,7 @@ def test_whole_passes_are_transformers(family: str) -> None:
     draw = Draw(family, 0)
     made = SoundReference if family in SOUND_FAMILIES else PictureReference
     reference, kind = made(family, media_export(family)[1]), AUDIO if family in SOUND_FAMILIES else IMAGE
-    asked = [one for one in draw.requests(20) if one.form == "text" and set(one.text) & {IMAGE, AUDIO} <= {kind}]
+    asked = [one for one in draw.requests(40) if one.form == "text" and set(one.text) & {IMAGE, AUDIO} <= {kind}]
     asked = [one for one in asked if kind == IMAGE or len({len(item[0]) for item in one.items}) < 2]  # type: ignore[arg-type]
     scored = [(one, target) for one in asked for target in one.targets]
     assert any(one.items for one, _ in scored)
