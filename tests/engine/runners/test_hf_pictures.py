@@ -20,6 +20,7 @@ from olive_ext.model.locate import locate_hf
 from olive_ext.model.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded
 from tests.exports import hf_model
 from tests.exports.media import MEDIA_FAMILIES, media_export
 from tests.families.pictures import PictureReference, picture
@@ -84,20 +85,7 @@ def test_export_in_fp32_is_as_far_from_its_checkpoint_as_rounding(tmp_path: Path
         resident = [output.compared for output in session.loglikelihood(requests)]
         assert session.reference is not None
         assert session.reference.generate(asked)[0].tokens == session.generate(asked)[0].tokens
-    with _open_recording(checkpoint, tmp_path) as session:
-        session.loglikelihood(requests)
-        records = session.records
-    with olive_ext.open(package, reference=records) as session:
-        recorded = [output.compared for output in session.loglikelihood(requests)]
-    for one, other in zip(resident, recorded, strict=True):
-        assert one is not None
-        assert other is not None
-        assert max(one.kl.max(), other.kl.max()) < 1e-5
-        assert one.reference_logprobs == pytest.approx(other.reference_logprobs, abs=1e-4)
-
-
-def _open_recording(checkpoint: Path, folder: Path) -> Session:
-    return olive_ext.open(checkpoint, kind="hf", record_to=folder)
+    assert_as_far_as_rounding(resident, recorded(package, checkpoint, requests, tmp_path))
 
 
 def test_checkpoint_prepares_pictures_by_its_own_processor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +105,7 @@ def test_checkpoint_prepares_pictures_by_its_own_processor(tmp_path: Path, caplo
     assert compared.reference_logprobs == pytest.approx(alone.token_logprobs, abs=1e-5)
     assert compared.kl.max() > 1e-3
     assert "the reference prepares pictures otherwise than the model" in caplog.text
-    with _open_recording(other, tmp_path / "records") as session:
+    with olive_ext.open(other, kind="hf", record_to=tmp_path / "records") as session:
         session.loglikelihood([request])
         records = session.records
     with (

@@ -16,6 +16,7 @@ import olive_ext
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest, SourceInput
+from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded
 from tests.exports import hf_model
 from tests.exports.genai import genai_export
 from tests.exports.media import SOUND_FAMILIES, media_export
@@ -131,16 +132,7 @@ def test_export_in_fp32_is_as_far_from_its_checkpoint_as_rounding(family: str, t
     package, checkpoint, requests = _compared(family)
     with olive_ext.open(package, reference=str(checkpoint)) as session:
         resident = [output.compared for output in session.loglikelihood(requests)]
-    with olive_ext.open(checkpoint, kind="hf", record_to=tmp_path) as session:
-        session.loglikelihood(requests)
-        records = session.records
-    with olive_ext.open(package, reference=records) as session:
-        recorded = [output.compared for output in session.loglikelihood(requests)]
-    for one, other in zip(resident, recorded, strict=True):
-        assert one is not None
-        assert other is not None
-        assert max(one.kl.max(), other.kl.max()) < 1e-5
-        assert one.reference_logprobs == pytest.approx(other.reference_logprobs, abs=1e-4)
+    assert_as_far_as_rounding(resident, recorded(package, checkpoint, requests, tmp_path))
 
 
 def test_checkpoint_with_another_feature_extractor_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
