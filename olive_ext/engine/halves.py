@@ -66,6 +66,7 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
         first_cell=None if step.first_cell is None else step.first_cell + fed,
         beams=tuple(index - cut for index in step.beams if index >= cut),
         num_candidates=step.num_candidates,
+        whole_length=step.whole_length,
     )
     first = Step(
         before,
@@ -75,6 +76,7 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
         first_cell=step.first_cell,
         beams=tuple(index for index in step.beams if index < cut),
         num_candidates=step.num_candidates,
+        whole_length=step.whole_length,
     )
     return first, second
 

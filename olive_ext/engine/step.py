@@ -167,6 +167,9 @@ class Step:
     num_candidates: int = 0
     """Of the rows of `beams` so many of the most probable tokens are read."""
 
+    whole_length: int = 0
+    """The least positions of the texts that all rows are parts of, where the model computes long texts otherwise."""
+
     @property
     def whole_rows(self) -> tuple[int, ...]:
         """Logits rows that are needed whole, on the host or on the device."""

@@ -91,7 +91,7 @@ class StepLoop:
             for request in requests:
                 self._runner.expect_media(request.media)
                 self._tap.expect_media(request.media)
-        plan: Plan = make_plan(items, can_share=self.traits.chunked_prefill)
+        plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
         if not self._scheduler.has_work and self._steps.choose(plan, self):
             self.reset()  # what was timed has overwritten the shared-prefix cache, or slots
         positions, cells = self._needed(scored, generated)
@@ -170,6 +170,11 @@ class StepLoop:
         generations = [request.generation for request in requests if request.generation is not None]
         for num_beams in {found.num_slots for found in generations if found.beams is not None}:
             self._runner.check_beams(num_beams)
+        for request in [one for one in requests if one.generation is not None and one.generation.beams is not None]:
+            begin, most = len(request.tokens), request.num_positions
+            if (last := self.traits.side(begin).last) < most:
+                text = f"of {begin} tokens to {most} would pass {last}, where this model computes texts otherwise"
+                raise OliveExtError(f"a beam search from a prompt {text}: give a smaller 'max_new_tokens', or one beam")
 
     def _needed(self, scored: int, generated: int) -> tuple[int, int]:
         """Positions of a slot, and cells of the shared-prefix cache, for requests of these lengths."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.graph.nodes import all_names, attribute, take_attribute
+from olive_ext.graph.nodes import all_names, attribute, reads, take_attribute
+from olive_ext.graph.whole_length import WHOLE_LENGTH
 
 POSITIONS = "olive_ext/branch_positions"
 BIAS = "olive_ext/branch_bias"
@@ -96,11 +97,21 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
     though no position is that large."""
     if table not in made:
-        if all(tensor.name != table for tensor in graph.initializer):
+        if not {value.name for value in graph.input}.intersection(_behind(graph, table)) <= {WHOLE_LENGTH}:
             raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
         made[table] = f"{TABLE}_{len(made)}"
-        graph.node.insert(0, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
+        place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1
+        graph.node.insert(place, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
     return made[table]
+
+
+def _behind(graph: onnx.GraphProto, value: str) -> set[str]:
+    """The values that `value` is computed from, itself included."""
+    found = {value}
+    for node in reversed(graph.node):
+        if found.intersection(node.output):
+            found.update(reads([node]))
+    return found
 
 
 def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:

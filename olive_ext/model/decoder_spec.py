@@ -22,6 +22,7 @@ from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.item_masks import ItemMasks, read_item_masks
 from olive_ext.model.media_spec import compared_ids
+from olive_ext.model.step_choices import read_step_choices
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
@@ -94,17 +95,21 @@ class _Reader:
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
         )
+        context_length = self._context_length(max_length, kv)
+        choices = read_step_choices(self._model, roles, (*kv, *states), context_length)
+        self._notes.extend(choices.notes)
         return DecoderSpec(
             inputs=roles,
             kv=kv,
             logits=logits,
             vocab_size=self._vocab_size(logits),
-            context_length=self._context_length(max_length, kv),
+            context_length=context_length,
             is_kv_in_place=obstacle is None,
             states=states,
             embeddings=embeddings,
             cross=cross,
-            is_splittable=not attention.num_step_scales(self._graph.node),
+            is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
+            length_choices=choices.lengths,
             item_masks=self._item_masks(embeddings, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),

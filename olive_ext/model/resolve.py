@@ -149,9 +149,12 @@ class ResolvedModel:
         provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
         try:
             with understood(files.decoder):
-                return read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
+                spec = read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
         except ModelError as error:
             raise decisions.suggest_genai(error, files) from error
+        if spec.length_choices and self.settings.engine.graph == "untouched":
+            return replace(spec, is_splittable=False, notes=(*spec.notes, decisions.STEP_LENGTHS))
+        return spec
 
     @cached_property
     def processor_files(self) -> ModelFiles:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from olive_ext.model.item_masks import ItemMasks
 
@@ -234,6 +234,10 @@ class Role(str, Enum):
     USE_CACHE_BRANCH = "use_cache_branch"
     """Whether there is a past at all, bool [1] (merged decoders)."""
 
+    WHOLE_LENGTH = "olive_ext_whole_length"
+    """Positions of the whole texts that a step's rows are parts of, as far as the graph chooses by them, []: put into
+    graphs that would choose by the step's."""
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -241,6 +245,17 @@ class InputSpec:
 
     role: Role
     tensor: TensorSpec
+
+
+class LengthChoice(NamedTuple):
+    """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
+    as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
+    over a longer one the other, where the value is `is_true_beyond`."""
+
+    value: str
+    rank: int
+    length: int
+    is_true_beyond: bool
 
 
 @dataclass(frozen=True)
@@ -265,6 +280,9 @@ class DecoderSpec:
     is_splittable: bool = True
     """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
 
+    length_choices: tuple[LengthChoice, ...] = ()
+    """Where the graph computes texts of more than some length otherwise than shorter ones."""
+
     item_masks: ItemMasks = field(default_factory=ItemMasks)
     """In which layers the tokens of a picture see each other, as far as the graph shows it."""
 
@@ -283,6 +301,11 @@ class DecoderSpec:
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:
         """The tensors that are carried from one step to the next: KV caches and states."""
         return (*self.kv, *self.states)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The longest texts of each side, but for the last, in ascending order."""
+        return tuple(sorted({choice.length for choice in self.length_choices}))
 
     @property
     def bytes_per_position(self) -> int:

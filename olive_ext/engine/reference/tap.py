@@ -154,6 +154,7 @@ class ResidentTap(Tap):
             source_kind=own.source_kind,
             row_group=max(own.row_group, other.row_group),
             item_limit=own.item_limit.both(other.item_limit),
+            lengths=tuple(sorted({*own.lengths, *other.lengths})),
         )
 
     def _batching(self, runner: Runner) -> Batching:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from olive_ext.engine.media import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import ALONE, Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import ALONE, UNLIMITED, Batching, RowMix, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
@@ -55,6 +55,27 @@ class Traits:
 
     item_limit: ItemLimit = field(default_factory=ItemLimit)
     """How many tokens a picture or a sound may have."""
+
+    lengths: tuple[int, ...] = ()
+    """Positions behind which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
+    different sides of one share no steps, and nothing that is resident."""
+
+    def side(self, num_positions: int) -> Side:
+        """The side that a text of so many positions belongs to."""
+        passed = sum(length < num_positions for length in self.lengths)
+        first = self.lengths[passed - 1] + 1 if passed else 0
+        return Side(first, self.lengths[passed] if passed < len(self.lengths) else UNLIMITED)
+
+
+class Side(NamedTuple):
+    """Texts of `first` to `last` positions, which a model computes alike."""
+
+    first: int = 0
+    last: int = UNLIMITED
+
+
+ONE_SIDE = Side()
+"""All texts."""
 
 
 class Capacity(NamedTuple):

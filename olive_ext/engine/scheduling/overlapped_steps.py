@@ -42,7 +42,8 @@ def following(planned: PlannedStep, chosen: Container[Sequence | None], capacity
     if [True for sequence in now if sequence is not None and sequence.ban_at(sequence.num_input)]:
         bans = [Ban.NONE if sequence is None else sequence.ban_at(sequence.num_input) for sequence in now]
         logits_rows = tuple([row._replace(ban=ban) for row, ban in zip(logits_rows, bans, strict=True)])
-    followed = Step(tuple(rows), logits_rows, tuple(targets), uses_previous_tokens=True)
+    side = step.whole_length
+    followed = Step(tuple(rows), logits_rows, tuple(targets), uses_previous_tokens=True, whole_length=side)
     return PlannedStep(followed, now, readings)
 
 

@@ -1,21 +1,31 @@
 """Requests -> sequences: every distinct prefix is computed once.
 
-The inputs are sorted by their tokens; those behind different sources of an encoder share nothing. A score
-inside the prefix shared with earlier inputs is read where that prefix is first computed. What is left,
-`distinct` tokens, is the number of nodes of the prefix tree.
+The inputs are sorted by their tokens; those behind different sources of an encoder share nothing, nor do those on
+different sides of a length behind which the model computes texts otherwise. A score inside the prefix shared with
+earlier inputs is read where that prefix is first computed. What is left, `distinct` tokens, is the number of nodes of
+the prefix tree.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from olive_ext.engine.media import border
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.runners.runner import ONE_SIDE, Side
 from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
+
+_ITEM = 4
+"""Bytes of a token in an input's key."""
+
+
+def one_side(_: int) -> Side:
+    """Of a model that computes texts of all lengths alike."""
+    return ONE_SIDE
 
 
 @dataclass(frozen=True)
@@ -30,28 +40,33 @@ class Plan:
     """Nodes of the prefix tree: the least that exact prefix sharing has to feed (generated tokens not counted)."""
 
 
-def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = True) -> Plan:
+def make_plan(
+    requests: Iterable[tuple[Hashable, Request]], can_share: bool = True, side_of: Callable[[int], Side] = one_side
+) -> Plan:
     """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it.
 
-    Without `can_share` only equal inputs are computed once.
+    Without `can_share` only equal inputs are computed once. `side_of` says which side an input of so many tokens
+    belongs to; what is fed is its whole length, so that a scored text's last target does not count.
     """
+    found = [(request, input_key(request), key) for key, request in requests]
     items = sorted(
         [
-            (source_key(request.source), input_key(request), order, key, request)
-            for order, (key, request) in enumerate(requests)
+            (side_of(len(inputs) // _ITEM), source_key(request.source), inputs, order, key, request)
+            for order, (request, inputs, key) in enumerate(found)
         ]
     )
     sequences: list[Sequence] = []
     owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
     tokens: TokenArray = np.empty(0, np.int32)
     length = naive = distinct = 0
-    previous: tuple[str, bytes] | None = None
-    for source, inputs, _, key, request in items:
+    previous: tuple[Side, str, bytes] | None = None
+    for side, source, inputs, _, key, request in items:
         shared = length  # one that equals the one before is compared as bytes, and not read
-        if previous != (source, inputs):
+        if previous != (side, source, inputs):
             before, tokens = tokens, np.frombuffer(inputs, ">i4").astype(np.int32)
-            shared = common_prefix(before, tokens) if can_share and previous and source == previous[0] else 0
-            length, previous = len(tokens), (source, inputs)
+            is_alike = can_share and previous is not None and (side, source) == previous[:2]
+            shared = common_prefix(before, tokens) if is_alike else 0
+            length, previous = len(tokens), (side, source, inputs)
         naive += length
         distinct += length - shared
         while owners and owners[-1][0] > shared:
@@ -60,7 +75,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], can_share: bool = Tr
                 owners.append((shared, owner))
         answer = Answer(key, request.num_targets, request.generation)
         if length > shared or request.generation is not None:
-            sequence = _sequence(tokens, request, answer)
+            sequence = _sequence(tokens, request, answer, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
             sequence.parent = _parent(sequence.num_shared, owners)
@@ -77,14 +92,16 @@ def input_key(request: Request) -> bytes:
     return struct.pack(f">{len(tokens)}i", *tokens)
 
 
-def _sequence(tokens: TokenArray, request: Request, answer: Answer) -> Sequence:
+def _sequence(tokens: TokenArray, request: Request, answer: Answer, side: Side) -> Sequence:
     generation, source, media = request.generation, request.source, request.media
     if generation is None:
-        return Sequence(tokens, len(tokens), source=source, media=media)
+        return Sequence(tokens, len(tokens), source=source, media=media, side=side)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
-    rng = None if generation.sampling.is_greedy else np.random.default_rng(generation.sampling.seed)
-    return Sequence(room, len(tokens), generation=generation, answer=answer, rng=rng, source=source, media=media)
+    sequence = Sequence(room, len(tokens), generation=generation, answer=answer, source=source, media=media, side=side)
+    if not generation.sampling.is_greedy:
+        sequence.rng = np.random.default_rng(generation.sampling.seed)
+    return sequence
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:

@@ -1,6 +1,9 @@
 """Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
 A step is a tree batch, where the runner takes these and there is something to score; else `SlotSteps` makes it.
+Sequences on other sides of a length behind which the model computes texts otherwise wait until those of the present
+side have ended, and find nothing resident; a generation that grows beyond its side begins anew on the next one, as in
+transformers and onnxruntime-genai.
 
 What a planned step feeds counts as computed at once, so that the next step can be planned before it has run; its scores
 and tokens are taken in when it is read. Knows no runner.
@@ -8,12 +11,14 @@ and tokens are taken in when it is read. Knows no runner.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from olive_ext.engine.requests import Counters
-from olive_ext.engine.runners.runner import Capacity, Traits
+from olive_ext.engine.runners.runner import ONE_SIDE, Capacity, Side, Traits
 from olive_ext.engine.scheduling.finite import NonFinite
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
@@ -21,7 +26,7 @@ from olive_ext.engine.scheduling.scores import put_scores
 from olive_ext.engine.scheduling.sequences import Answer, Sequence
 from olive_ext.engine.scheduling.slot_steps import SlotSteps
 from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import IntArray, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
 
 
 class Scheduler:
@@ -41,10 +46,14 @@ class Scheduler:
         one token a step. `reports_non_finite` may be set to count such requests instead of raising an error."""
         self.form = capacity, tree_batch_tokens, answer_tokens
         self.tree_batch_tokens = tree_batch_tokens
-        self._is_overlapped = traits.async_decode
+        self._traits, self._capacity, self._chunk_size = traits, capacity, chunk_size
+        self._answer_tokens = answer_tokens
         self._counters = counters
-        self._in_slots = SlotSteps(traits, capacity, counters, chunk_size, answer_tokens)
-        self._tree_batches = TreeBatches(capacity.cells) if tree_batch_tokens else None
+        self._limit = UNLIMITED
+        self._waiting_sides: deque[Sequence] = deque()
+        """Sequences that wait for another side than the present one to have ended, or behind such."""
+
+        self._begin_side(ONE_SIDE)
         self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
@@ -53,11 +62,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.num_waiting or self._in_slots.is_running or self._present)
+        return bool(self.num_waiting or self._in_slots.has_work or self._present)
 
     @property
     def num_waiting(self) -> int:
-        return self._in_slots.num_waiting + self._num_scored_in_trees
+        return self._in_slots.num_waiting + self._num_scored_in_trees + len(self._waiting_sides)
 
     @property
     def is_planned(self) -> bool:
@@ -72,18 +81,20 @@ class Scheduler:
 
     def cut_steps(self, num_tokens: int) -> None:
         """No step has more tokens from now on, but for an item of more."""
-        self._in_slots.limit = num_tokens
+        self._limit = self._in_slots.limit = num_tokens
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences in sorted order."""
         for sequence in sequences:
-            if self._tree_batches is not None and sequence.generation is None:
-                self._tree_batches.add(sequence)
+            if self._waiting_sides or sequence.side != self._side:
+                self._waiting_sides.append(sequence)
             else:
-                self._in_slots.add(sequence)
+                self._place(sequence)
 
     def schedule(self) -> Step:
         """The next step; there is work left, and no step is planned."""
+        if self._waiting_sides and not (self._in_slots.has_work or self._num_scored_in_trees):
+            self._begin_side(self._waiting_sides[0].side)
         if self._tree_batches is not None and self._tree_batches.num_waiting:
             self._present = self._committed(self._tree_batch_plan(self._tree_batches))
         else:
@@ -92,7 +103,7 @@ class Scheduler:
 
     def schedule_overlapped(self) -> Step | None:
         """The step behind the present one, which begins before that is read. None where that must be read first."""
-        if not self._is_overlapped or self._overlapped is not None or self._num_scored_in_trees:
+        if not self._traits.async_decode or self._overlapped is not None or self._num_scored_in_trees:
             return None
         steps = self._in_slots
         self._overlapped = steps.followed_by_its_tokens(self._present_plan()) or steps.followed_by_inputs()
@@ -120,15 +131,37 @@ class Scheduler:
                 drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
                 self._counters.non_finite += is_wrong and sequence.note_non_finite()
                 self._counters.tokens_generated += sequence.append(best, drawn_from)
-            if sequence.has_ended:
+            if sequence.has_ended or sequence.is_beyond:
                 self._in_slots.retire(sequence, self._overlapped)
-                if sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
+                if not sequence.has_ended:
+                    self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
+                elif sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
                     completed.append(sequence.answer)
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_ahead += overlapped is not None
         self._found = output.greedy_ids
         self._present = None if overlapped is None else self._committed(overlapped)
         return completed
+
+    def _begin_side(self, side: Side) -> None:
+        """Forgets what is resident, and places the sequences that wait for `side`."""
+        self._side = side
+        sizes = self._chunk_size, self._answer_tokens
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *sizes, side)
+        self._in_slots.limit = self._limit
+        self._tree_batches = TreeBatches(self._capacity.cells) if self.tree_batch_tokens else None
+        waiting, self._waiting_sides = self._waiting_sides, deque()
+        for sequence in waiting:
+            if sequence.side == side:
+                self._place(sequence)
+            else:
+                self._waiting_sides.append(sequence)
+
+    def _place(self, sequence: Sequence) -> None:
+        if self._tree_batches is not None and sequence.generation is None:
+            self._tree_batches.add(sequence)
+        else:
+            self._in_slots.add(sequence)
 
     def _present_plan(self) -> PlannedStep:
         assert self._present is not None
@@ -167,4 +200,5 @@ class Scheduler:
         self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
-        return planned(batch.rows, {}, reads_idle=self._is_overlapped, moves=batch.moves, first_cell=batch.first_cell)
+        more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
+        return planned(batch.rows, {}, reads_idle=self._traits.async_decode, **more)

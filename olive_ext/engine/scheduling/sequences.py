@@ -7,15 +7,16 @@ so what is computed (`Sequence`) and what is returned (`Answer`) are two things.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
+from olive_ext.engine.runners.runner import ONE_SIDE, Side
 from olive_ext.engine.step import Ban
 
 PROBE = -1
@@ -122,6 +123,12 @@ class Sequence:
     is_answer: bool = False
     """What it does not share is so little that it is fed one token a step, in steps with others."""
 
+    side: Side = ONE_SIDE
+    """The lengths of texts that its numbers are those of."""
+
+    num_prompt: int = 0
+    """Tokens before the first that is generated; all of its input's where it is given none."""
+
     slot: int = -1
     computed: int = 0
     """Tokens that the steps planned so far compute."""
@@ -131,8 +138,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_input = self.end
-        self.room = len(self.tokens)
-        """Tokens that it has at most."""
+        self.num_prompt = self.num_prompt or self.end
+        self.room = min(len(self.tokens), self.side.last)
+        """Tokens that it has at most: behind its side's last it begins anew, as another sequence."""
 
         self.num_slots = 1 if self.generation is None else self.generation.num_slots
         """Slots that it needs: one for each of its beams."""
@@ -193,6 +201,16 @@ class Sequence:
         self.tokens[self.end] = token
         self.end += 1
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it has more tokens than texts of its side."""
+        return self.end > self.side.last
+
+    def begun_anew(self, side: Side) -> Sequence:
+        """The rest of its generation, with all its tokens to be computed, as those of a text on `side`."""
+        begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
+        return replace(self, reads={}, checkpoints=set(), side=side, **begun)
+
     def continue_from(self, other: Sequence) -> None:
         """Takes over the tokens of `other`, all of which are computed."""
         self.tokens[: other.end] = other.tokens[: other.end]
@@ -214,7 +232,7 @@ class Sequence:
         assert self.generation is not None
         if not self.generation.suppressed:
             return Ban.NONE
-        return Ban.FIRST if position < self.num_input else Ban.LATER
+        return Ban.FIRST if position < self.num_prompt else Ban.LATER
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""

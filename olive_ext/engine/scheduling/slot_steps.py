@@ -9,8 +9,10 @@ output.
 
 from __future__ import annotations
 
+from typing import Any
+
 from olive_ext.engine.requests import Counters
-from olive_ext.engine.runners.runner import Capacity, Traits
+from olive_ext.engine.runners.runner import ONE_SIDE, Capacity, Side, Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beam_group import BeamGroup
 from olive_ext.engine.scheduling.next_rows import IDLE_TOKEN, next_rows, together
@@ -25,9 +27,15 @@ class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
     def __init__(
-        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, answer_tokens: int
+        self,
+        traits: Traits,
+        capacity: Capacity,
+        counters: Counters,
+        chunk_size: int,
+        answer_tokens: int,
+        side: Side = ONE_SIDE,
     ) -> None:
-        """As in `Scheduler`."""
+        """As in `Scheduler`; all sequences are on one `side`."""
         self._is_packed = traits.batching is Batching.PACKED
         self._is_alike = traits.batching is Batching.ALIKE
         self.slots = Slots(
@@ -40,6 +48,7 @@ class SlotSteps:
             row_group=traits.row_group,
         )
         self._traits = traits
+        self._side = side
         self._chunk_size = chunk_size
         self._counters = counters
         self._admission = Admission(self.slots, traits, counters, answer_tokens)
@@ -51,8 +60,8 @@ class SlotSteps:
         self.limit = UNLIMITED
 
     @property
-    def is_running(self) -> bool:
-        return bool(self._running)
+    def has_work(self) -> bool:
+        return bool(self._running) or self.num_waiting > 0
 
     @property
     def num_waiting(self) -> int:
@@ -149,7 +158,8 @@ class SlotSteps:
         )
         forks, self._forks = self._forks, []
         self._counters.copies += len(forks)
-        return planned(filled, self.beams, reads_idle=self._traits.async_decode, copies=(*forks, *copies))
+        more: dict[str, Any] = {"copies": (*forks, *copies), "whole_length": self._side.first}
+        return planned(filled, self.beams, reads_idle=self._traits.async_decode, **more)
 
     def _span(self, slots: list[int]) -> list[int]:
         """`slots` and the free ones that must run with them. A sequence that runs alone never has company."""

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import filled_up
-from olive_ext.engine.runners.ort.inputs import DTYPES
 from olive_ext.errors import ModelError
 from olive_ext.model.media_types import MediaEncoderSpec
+from olive_ext.model.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
 
 Array = npt.NDArray[Any]

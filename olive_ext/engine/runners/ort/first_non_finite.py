@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.ort.inputs import COMPUTE, DTYPES, Layout
+from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.kv.kv_store import zeros
-from olive_ext.engine.step import Row
+from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError
 from olive_ext.graph.onnx_file import (
     ModelProto,
@@ -22,6 +22,7 @@ from olive_ext.graph.onnx_file import (
     with_every_output,
 )
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
+from olive_ext.model.role_inputs import input_array
 from olive_ext.model.types import KvTensor
 
 
@@ -42,11 +43,9 @@ def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
         proto.SerializeToString(), model.providers, model.settings, external_data_folder=folder, label=str(file)
     )
     binding = session.io_binding()
-    layout = Layout.of([Row(0, 0, tuple(tokens))])
-    for role, tensor in ((found.role, found.tensor) for found in spec.inputs):
-        binding.bind_cpu_input(
-            tensor.name, np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type])
-        )
+    layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
+    for found in spec.inputs:
+        binding.bind_cpu_input(found.tensor.name, input_array(found, layout))
     for cache in spec.caches:
         shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
         binding.bind_ortvalue_input(cache.past, zeros(shape, cache.elem_type))

@@ -1,13 +1,13 @@
-"""The inputs that a decoder takes besides its caches: computed from the rows of a step, and handed to the session.
+"""The inputs that a decoder takes besides its caches: a step's rows as arrays, handed to the session.
 
-One function for each role. Knows no cache and no outputs. Axes: B rows, S tokens of a row where all have as many, N
-tokens of all rows, T cells or positions, W width of the mask.
+Knows no cache and no outputs. Axes: B rows, S tokens of a row where all have as many, N tokens of all rows, T cells or
+positions.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -21,12 +21,10 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.step import Row, Step, visible_cells
 from olive_ext.graph.tree_attention import BiasInput
-from olive_ext.model.types import InputSpec, Role, TensorSpec
+from olive_ext.model.role_inputs import COMPUTE, StepArrays, input_array
+from olive_ext.model.types import InputSpec, Role
 
 Array = npt.NDArray[Any]
-
-DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
-"""numpy's type for the ONNX element types that such inputs have (INT32, INT64, BOOL)."""
 
 BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
 """numpy's type by ONNX type (FLOAT 1, FLOAT16 10), and the number that is added to an attention score to hide a cell:
@@ -37,38 +35,17 @@ KEPT_VALUES = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(StepArrays):
     """A step's rows as arrays. A tree batch is one row to the graph."""
-
-    tokens_N: Array
-    lengths_B: Array
-    past_B: Array
-    total_B: Array
-    """Positions, or cells, of each row after the step."""
-
-    positions_N: Array
-    width: int
-    """Positions, or cells, that a mask covers."""
 
     items: tuple[MediaItem, ...] = ()
     """Pictures and sounds whose features take the places of placeholders, in the order of these."""
 
-    rotary_3N: Array | None = None
-    """Time, height and width of each token where these differ: in sequences with pictures."""
-
-    pads_in_front: bool = False
-    """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
-
     @classmethod
-    def of(
-        cls,
-        rows: Sequence[Row],
-        first_cell: int | None = None,
-        width: int | None = None,
-        pads_in_front: bool = False,
-    ) -> Layout:
-        """The layout of a step's rows; those of a tree batch where there is a `first_cell`. Without a `width` a mask
-        ends with the longest row."""
+    def of(cls, step: Step, pads_in_front: bool = False) -> Layout:
+        """The layout of a step's rows; those of a tree batch where it is one. A mask ends with the longest row where
+        the step gives no width."""
+        rows, first_cell = step.rows, step.first_cell
         tokens = [row.tokens for row in rows]
         tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
         past = positions_N = np.array([row.past for row in rows])
@@ -83,15 +60,9 @@ class Layout:
         if first_cell is not None:
             lengths, past = np.array([len(tokens_N)]), np.array([first_cell])
         total = past + lengths
-        most = width or int(np.maximum.reduce(total))
-        return cls(tokens_N, lengths, past, total, positions_N, most, items, rotary_3N, pads_in_front)
-
-    @property
-    def starts_B1(self) -> Array:
-        """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
-        starts = np.zeros(len(self.lengths_B) + 1, np.int64)
-        np.cumsum(self.lengths_B, out=starts[1:])
-        return starts
+        most = step.width or int(np.maximum.reduce(total))
+        arrays = tokens_N, lengths, past, total, positions_N, most
+        return cls(*arrays, rotary_3N, pads_in_front, step.whole_length, items)
 
 
 def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[MediaItem, ...], Array]:
@@ -106,56 +77,6 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
         own = slice(start, start + length)
         rotary_3N[:, own] = rotary_positions(row.media, positions_N[own])
     return tuple(items), rotary_3N
-
-
-def _positions(rows: Layout, tensor: TensorSpec) -> Array:
-    if len(tensor.shape) < 3 or rows.rotary_3N is None:
-        return _by_rank(rows.positions_N, rows, tensor)
-    return rows.rotary_3N.reshape(3, len(rows.past_B), -1)
-
-
-def _by_rank(values_N: Array, rows: Layout, tensor: TensorSpec) -> Array:
-    """[N], [B, S] or [3, B, S], as the graph declares."""
-    if len(tensor.shape) == 1:
-        return values_N
-    values_BS = values_N.reshape(len(rows.past_B), -1)
-    return values_BS if len(tensor.shape) == 2 else np.stack([values_BS] * 3)
-
-
-def _mask(rows: Layout, _: TensorSpec) -> Array:
-    if rows.pads_in_front:
-        return np.arange(rows.width) >= rows.width - rows.total_B[:, None]
-    return np.arange(rows.width) < rows.total_B[:, None]
-
-
-def _last_positions(rows: Layout, tensor: TensorSpec) -> Array:
-    return (rows.total_B - 1).reshape([-1, 1] if len(tensor.shape) == 2 else [-1])
-
-
-def _total_length(rows: Layout, tensor: TensorSpec) -> Array:
-    return np.full([1] * len(tensor.shape), rows.width)
-
-
-def _bounds(rows: Layout, tensor: TensorSpec) -> Array:
-    longest, most = np.maximum.reduce(rows.lengths_B), np.maximum.reduce(rows.total_B)
-    return np.array([longest, most, most][: int(tensor.shape[0])])
-
-
-COMPUTE: Mapping[Role, Callable[[Layout, TensorSpec], Array]] = {
-    Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
-    Role.ATTENTION_MASK: _mask,
-    Role.POSITION_IDS: _positions,
-    Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
-    Role.LAST_POSITIONS: _last_positions,
-    Role.TOTAL_LENGTH: _total_length,
-    Role.WRITE_INDICES: lambda rows, _: rows.past_B,
-    Role.VALID_LENGTHS: lambda rows, _: rows.total_B,
-    Role.CUMULATIVE_LENGTHS: lambda rows, _: rows.starts_B1,
-    Role.PAST_LENGTHS: lambda rows, _: rows.past_B,
-    Role.ATTENTION_BOUNDS: _bounds,
-    Role.USE_CACHE_BRANCH: lambda rows, _: rows.past_B[:1] > 0,
-}
-"""What each role's input holds. A block table is not here: the KV store knows it."""
 
 
 class Feed:
@@ -199,8 +120,7 @@ class Feed:
             if tokens is not None and role is Role.INPUT_IDS:
                 binding.bind_ortvalue_input(tensor.name, tokens)
             elif role in COMPUTE:
-                array: Array = np.ascontiguousarray(COMPUTE[role](layout, tensor), DTYPES[tensor.elem_type])
-                self.bind(binding, tensor.name, array)
+                self.bind(binding, tensor.name, input_array(spec, layout))
 
     def bind_biases(self, binding: ort.IOBinding, inputs: Sequence[BiasInput], step: Step) -> None:
         """Binds the graph's bias inputs. Attention itself hides what comes after a token."""

@@ -43,10 +43,11 @@ from olive_ext.graph.onnx_file import ModelProto, load_graph
 from olive_ext.graph.paged_attention import NotPagedError
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.graph.tree_attention import TreeAttentionGraph
+from olive_ext.graph.whole_length import WHOLE_LENGTH, with_whole_length
 from olive_ext.model import ResolvedModel
 from olive_ext.model.compiled import Compiled
 from olive_ext.model.decisions import ONE_BY_ONE, choose_num_slots, suggest_genai
-from olive_ext.model.types import DecoderSpec
+from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,9 @@ def _open(opener: Opener) -> OpenedRunner:
     except ModelError as error:
         raise suggest_genai(error, model.files) from error
     proto = with_total_of_all_rows(with_full_length_kv(proto))
+    if spec.length_choices and model.settings.engine.graph != "untouched":
+        proto = with_whole_length(proto, spec.length_choices)
+        spec = replace(spec, inputs=(*spec.inputs, InputSpec(Role.WHOLE_LENGTH, TensorSpec(WHOLE_LENGTH, 7, ()))))
     try:
         return _open_decoder(opener, proto, spec, adapters)
     except NotPagedError as error:

@@ -53,6 +53,7 @@ class OrtRunner(Runner):
                 tree_batches=parts.shared_prefix is not None,
                 source_kind=encoder.kind if encoder is not None else None,
                 source=encoder.source if encoder is not None else None,
+                lengths=spec.lengths,
                 row_group=ROW_GROUP if _shows_row_groups(spec, place.device) else 1,
             )
         )
@@ -186,7 +187,7 @@ class OrtRunner(Runner):
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step.rows, step.first_cell, step.width, self._kv.pads_in_front)
+        layout = Layout.of(step, self._kv.pads_in_front)
         if step.first_cell is not None and self._parts.shared_prefix is not None:
             binding = self._parts.shared_prefix.kv.bind_slots(0, 1)
         else:
