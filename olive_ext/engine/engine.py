@@ -151,6 +151,7 @@ class Engine:
             "deterministic": self._is_deterministic,
             **self._scoring.describe(),
             **self.runner.describe(),
+            **({"lengths": list(lengths)} if (lengths := self.runner.traits.lengths) else {}),
             **self._tap.describe(),
             "counters": counters,
         }

@@ -1,6 +1,6 @@
 """Choices by the length of a step, made by the length of the whole text instead: an input of the graph says it.
 
-A graph of longrope compares a step's largest position, or its mask's width, with a number of positions, and takes the
+A graph with longrope compares a step's largest position, or its mask's width, with a number of positions, and takes the
 rotary tables for short or for long texts. Fed in parts, or beside others, a text would get some of its keys from the
 one and some from the other. Knows no session and no provider.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,29 @@ def read_source(config: Mapping[str, Any]) -> tuple[SourceKind, TensorSpec] | No
     if config.get("model_type") == "whisper":
         return SourceKind.FEATURES, TensorSpec("input_features", _FLOAT, ("B", mels or "mels", frames or "frames"))
     return SourceKind.TOKENS, TensorSpec("input_ids", _INT64, ("B", "S"))
+
+
+def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Where transformers computes the positions of a text by its whole length: the most positions of texts with the
+    short factors (longrope), in ascending order; none where each length has its own (dynamic NTK); None where positions
+    are alike in all texts."""
+    found: set[int] = set()
+    is_by_length = False
+    own = config.get("original_max_position_embeddings")
+    for entry in _entries(config):
+        kind = entry.get("rope_type", entry.get("type"))
+        is_by_length |= kind in ("longrope", "dynamic")
+        last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
+        found |= {int(last)} if last else set()
+    return tuple(sorted(found)) if is_by_length else None
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The mappings in `config`, itself included."""
+    yield config
+    for value in config.values():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
 
 
 def read_length(config: Mapping[str, Any]) -> int | None:

@@ -48,6 +48,7 @@ _DECIDING = (
     "deterministic",
     "scoring_head",
     "kv_cache",
+    "lengths",
 )
 """Facts of an execution that decide the bits of its numbers."""
 

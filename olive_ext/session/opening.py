@@ -283,6 +283,8 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     deciding = {name: execution[name] for name in _DECIDING if name in execution}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
     is_deterministic = parts.model.settings.deterministic is True
+    if lengths := parts.opened.runner.traits.lengths:
+        deciding["lengths"] = list(lengths)
     tokenizer = tokenizer_traits(parts.tokenizer)
     return {"model": digest, "tokenizer": tokenizer, "deterministic": is_deterministic, **deciding}
 

@@ -16,6 +16,7 @@ from olive_ext.engine.media import media_key
 from olive_ext.engine.reference.kernels import Divergence, shape_of
 from olive_ext.engine.reference.tap import Items, Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
+from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RecordsError
 from olive_ext.records import Records, request_key, scored_targets
@@ -89,6 +90,12 @@ class ReadingTap(Tap):
     @property
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._divergence.host_bytes
+
+    def traits(self, runner: Runner) -> Traits:
+        """Those of any tap, on the reference's sides, too: a row of logits is compared with one record."""
+        traits = super().traits(runner)
+        lengths = {*traits.lengths, *self._records.facts.get("lengths", ())}
+        return replace(traits, lengths=tuple(sorted(lengths)))
 
     def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
         """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""

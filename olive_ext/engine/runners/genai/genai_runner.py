@@ -17,9 +17,10 @@ from olive_ext.engine.runners.genai.genai_model import GenaiModel, overlay_of
 from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, feed
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
 from olive_ext.engine.step import FloatArray, Step, StepOutput
-from olive_ext.errors import ConfigError, RunError, joined_lines
+from olive_ext.errors import ConfigError, ModelError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
+from olive_ext.model.types import DecoderSpec
 
 CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
@@ -51,7 +52,22 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
         "runtime": "genai",
         "runtime_origin": origin,
     }
-    return OpenedRunner(GenaiRunner(opened, facts), choose_chunk_size(config)[0])
+    runner = GenaiRunner(opened, facts, _spec_of(model))
+    if not (runner.traits.chunked_prefill or opened.traits.returns_all_rows):
+        opened.close()
+        raise ModelError(
+            "a text's numbers depend on how it is cut, and onnxruntime-genai gives the logits of its last token only: "
+            "'engine.runtime' = \"onnxruntime\" reads all of them at once"
+        )
+    return OpenedRunner(runner, choose_chunk_size(config)[0])
+
+
+def _spec_of(model: ResolvedModel) -> DecoderSpec | None:
+    """What the decoder's graph shows; None where it is not one that is understood, such as a part of a pipeline."""
+    try:
+        return model.spec
+    except ModelError:
+        return None
 
 
 class GenaiRunner(Runner):
@@ -61,8 +77,16 @@ class GenaiRunner(Runner):
     capacity = Capacity(num_slots=1)
     host_bytes = 0
 
-    def __init__(self, model: GenaiModel, facts: Mapping[str, Any]) -> None:
-        super().__init__(Traits(model.context_length, can_rewind=model.traits.rewinds))
+    def __init__(self, model: GenaiModel, facts: Mapping[str, Any], spec: DecoderSpec | None = None) -> None:
+        """`spec`: the decoder's, where it is one graph."""
+        super().__init__(
+            Traits(
+                model.context_length,
+                can_rewind=model.traits.rewinds,
+                chunked_prefill=spec is None or (spec.is_splittable and not spec.lengths),
+                lengths=() if spec is None else spec.lengths,
+            )
+        )
         self.tokens_replayed = 0
         self._model = model
         self._generators = model.traits
@@ -83,7 +107,9 @@ class GenaiRunner(Runner):
         (row,) = step.rows
         offsets = [found.offset for found in step.logits_rows]
         try:
-            if self._generators.continues is Continues.NOT:
+            if not self.traits.chunked_prefill:
+                logits_RV = self._feed_whole(self._at(row.past), row.tokens, offsets)
+            elif self._generators.continues is Continues.NOT:
                 logits_RV = self._feed_afresh(row.past, row.tokens, offsets)
             else:
                 logits_RV = self._feed(self._at(row.past), row.tokens, offsets)
@@ -160,6 +186,13 @@ class GenaiRunner(Runner):
                 start = offset + 1
         self._append(generator, tokens[start:])
         return _stack(rows)
+
+    def _feed_whole(self, generator: Generator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
+        """As `_feed`, all tokens at once: parts of them would be computed otherwise."""
+        self._append(generator, tokens)
+        if offsets == [len(tokens) - 1]:
+            return self._read(generator.get_logits().reshape(1, -1))
+        return self._read(generator.get_output(self._model.logits_name)[0])[offsets]
 
     def _feed_afresh(self, past: int, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
         """As `_feed`, with a new generator for each of `offsets`, which is fed past and tokens at once."""

@@ -61,6 +61,18 @@ def context_length(config: Any) -> int | None:
     return next((int(value) for value in found if isinstance(value, int) and value > 0), None)
 
 
+def forget_lengths(model: Any) -> None:
+    """Has rotary embeddings of dynamic scaling forget the longest text so far: transformers keep its frequencies for
+    shorter ones that are longer than the original context."""
+    for module in model.modules():
+        for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+            prefix = name.removesuffix("max_seq_len_cached")
+            if hasattr(module, f"{prefix}original_inv_freq"):
+                original = getattr(module, f"{prefix}original_inv_freq")
+                module.register_buffer(f"{prefix}inv_freq", original.clone().to(model.device), persistent=False)
+                setattr(module, name, module.original_max_seq_len)
+
+
 def new_cache(config: Any) -> Any:
     """An empty cache for a model of that configuration."""
     from transformers import DynamicCache, EncoderDecoderCache

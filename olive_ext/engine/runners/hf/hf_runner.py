@@ -17,7 +17,14 @@ import numpy.typing as npt
 from olive_ext.engine.media import Media
 from olive_ext.engine.requests import Source, common_prefix
 from olive_ext.engine.runners.hf.fed_items import fed_row, item_inputs, rotary_inputs
-from olive_ext.engine.runners.hf.hf_model import DEFAULT_LENGTH, context_length, is_croppable, load_model, new_cache
+from olive_ext.engine.runners.hf.hf_model import (
+    DEFAULT_LENGTH,
+    context_length,
+    forget_lengths,
+    is_croppable,
+    load_model,
+    new_cache,
+)
 from olive_ext.engine.runners.hf.shared_prefix import HfSharedPrefix
 from olive_ext.engine.runners.hf.source_states import SourceStates
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
@@ -25,7 +32,7 @@ from olive_ext.engine.runners.trials import check_tree_batches
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.model.checkpoint import read_source
+from olive_ext.model.checkpoint import read_rotary_lengths, read_source
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.generation_config import Suppressed, read_suppressed
 from olive_ext.model.media_types import MediaSpec
@@ -78,12 +85,14 @@ class HfRunner(Runner):
         self._source: Source | None = None
         source = read_source(model.config.to_dict())
         self._encoder = SourceStates(model, *source) if source is not None else None
+        lengths = read_rotary_lengths(model.config.to_dict())
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
-        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None
+        has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
         self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
         is_cut = self._is_croppable
         kind, taken = source or (None, None)
-        traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut, tree_batches=has_tree_batches)
+        traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut and lengths is None)
+        traits = replace(traits, tree_batches=has_tree_batches, lengths=lengths or ())
         super().__init__(replace(traits, source_kind=kind, source=taken))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
@@ -211,6 +220,7 @@ class HfRunner(Runner):
 
     def _begin_anew(self) -> None:
         self._cache = self._new_cache() if self._keeps_cache else None
+        forget_lengths(self._model)
 
     def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:
         import torch
