@@ -42,7 +42,7 @@ FLOORS = {
         ["engine"],
         ["opening"],
     ],
-    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials"], ["ort", "genai", "hf"]],
+    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials", "step_trial"], ["ort", "genai", "hf"]],
     "olive_ext.engine.runners.ort": [
         ["kv", "ort_failures"],
         ["inputs", "placement", "candidates"],

@@ -110,6 +110,7 @@ class _Reader:
             cross=cross,
             is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
             length_choices=choices.lengths,
+            step_numbers=choices.numbers,
             item_masks=self._item_masks(embeddings, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),

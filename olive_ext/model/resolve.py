@@ -73,6 +73,9 @@ class ResolvedModel:
     came_up: tuple[Provider, ...] = ()
     """The providers that a session came up on, where these are not those of the settings."""
 
+    against_parts: str = ""
+    """What texts that were fed in parts failed at, as the model was opened."""
+
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
         settings = self.settings.model_copy(update=changes)
@@ -154,6 +157,9 @@ class ResolvedModel:
             raise decisions.suggest_genai(error, files) from error
         if spec.length_choices and self.settings.engine.graph == "untouched":
             return replace(spec, is_splittable=False, notes=(*spec.notes, decisions.STEP_LENGTHS))
+        if self.against_parts:
+            note = f"each request is fed whole and alone: {self.against_parts}"
+            return replace(spec, is_splittable=False, notes=(*spec.notes, note))
         return spec
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,9 @@ class StepChoices:
     leak: str = ""
     """The first node that depends on the step otherwise; empty where there is none."""
 
+    numbers: tuple[int, ...] = ()
+    """Numbers that positions may be compared with, those of windows included, ascending."""
+
     @property
     def notes(self) -> Iterator[str]:
         """A sentence on each, for `olive-ext check`."""
@@ -77,13 +80,14 @@ def read_step_choices(
     if reduced := _whole_reduction(model.graph):
         return StepChoices(leak=f"'{reduced.name}' ({reduced.op_type}) makes one number of all tokens of a step")
     part = _PositionalPart(model, inputs, caches)
-    if not part.frontier:
-        return StepChoices()
+    numbers = [number for number in part.constants() if CHUNK < number <= 2 * context_length][:MOST_CONSTANTS]
     try:
-        return _Comparison(part, context_length).choices()
+        found = _Comparison(part, numbers).choices()
     except Exception as error:  # noqa: BLE001 (whatever a stranger's nodes end in, the trials remain)
         logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
-        return StepChoices()
+        found = StepChoices()
+    windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
+    return replace(found, numbers=tuple(sorted({*numbers, *windows} - set(range(CHUNK)))))
 
 
 def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -301,9 +305,8 @@ def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodePro
 class _Comparison:
     """Compares what the layers read of the same positions in different steps."""
 
-    def __init__(self, part: _PositionalPart, context_length: int) -> None:
+    def __init__(self, part: _PositionalPart, numbers: Sequence[int]) -> None:
         self._part = part
-        numbers = [number for number in part.constants() if CHUNK < number <= 2 * context_length][:MOST_CONSTANTS]
         around = {number + step for number in numbers for step in (-1, 0, 1, 2)}
         self._lengths = sorted({BASE_LENGTH, BASE_LENGTH // 2, *around})
         self._frontier = self._by_position(list(part.frontier))

@@ -283,6 +283,9 @@ class DecoderSpec:
     length_choices: tuple[LengthChoice, ...] = ()
     """Where the graph computes texts of more than some length otherwise than shorter ones."""
 
+    step_numbers: tuple[int, ...] = ()
+    """Numbers of positions that nodes of the graph may compare with: windows, and the lengths of `length_choices`."""
+
     item_masks: ItemMasks = field(default_factory=ItemMasks)
     """In which layers the tokens of a picture see each other, as far as the graph shows it."""
 

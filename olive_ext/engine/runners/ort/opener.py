@@ -70,6 +70,11 @@ class Opener:
         logger.warning("%s: %s", ONE_BY_ONE, problem)
         return replace(self, against_packing=problem)
 
+    def fed_whole(self, problem: str) -> Opener:
+        """An opener of a decoder that is fed with one request at a time, each whole."""
+        logger.warning("each request is fed whole and alone: %s", problem)
+        return replace(self, model=replace(self.model, against_parts=problem))
+
     def tree_attention(
         self, proto: ModelProto, spec: DecoderSpec
     ) -> tuple[ModelProto, DecoderSpec, TreeAttentionGraph | None]:

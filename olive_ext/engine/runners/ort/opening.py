@@ -28,6 +28,7 @@ from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.row_trials import find_row_mix
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
+from olive_ext.engine.runners.step_trial import affordable, check_steps
 from olive_ext.engine.runners.trials import (
     check_answer_steps,
     check_tree_batches,
@@ -87,6 +88,12 @@ def _open(opener: Opener) -> OpenedRunner:
         return _open_decoder(opener, proto, spec, adapters)
     except NotPagedError as error:
         return _open(opener.by_rows(str(error)))
+    except PartsDifferError as error:
+        return _open(opener.fed_whole(str(error)))
+
+
+class PartsDifferError(Exception):
+    """How far texts that are fed in parts, or in company, are from those fed whole and alone."""
 
 
 def _open_decoder(opener: Opener, proto: ModelProto, spec: DecoderSpec, adapters: Adapters) -> OpenedRunner:
@@ -147,6 +154,11 @@ def _runner(
     opened = with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes)
     if opener.form == "answers" and num_slots > 1:
         _share_answer_steps(opened, spec, notes)
+    is_limited = chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
+    longest = chunk_size if is_limited else spec.context_length
+    if problem := check_steps(opened, spec.vocab_size, longest, spec.step_numbers, affordable(model.size)):
+        opened.close()
+        raise PartsDifferError(problem)
     return OpenedRunner(opened, chunk_size)
 
 
