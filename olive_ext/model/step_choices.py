@@ -87,7 +87,7 @@ def read_step_choices(
         logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
         found = StepChoices()
     windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
-    return replace(found, numbers=tuple(sorted({*numbers, *windows} - set(range(CHUNK)))))
+    return replace(found, numbers=tuple(sorted(number for number in {*numbers, *windows} if number > CHUNK)))
 
 
 def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:

@@ -5,6 +5,7 @@ another text. What no reading of a graph shows, a few random texts do. Knows run
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from olive_ext.engine.step import Batching, Copy, FloatArray, LogitsRow, Row, St
 from olive_ext.errors import RunError
 
 LENGTH = 32
-"""Tokens of the texts where nothing in the graph asks for more: 133 in all of the trial."""
+"""Tokens of the texts where nothing in the graph asks for more; the whole trial takes five times as many."""
 
 WORK = 5 * 10**10
 """Bytes of weights times tokens of a text that the trial may take where the graph has numbers of positions that could
@@ -80,43 +81,39 @@ class _Trial:
         return self._fed(text, len(text) - 1, len(text))
 
     def other_ways(self, expected: list[FloatArray]) -> Iterator[tuple[str, list[FloatArray]]]:
-        """What each way of feeding the texts gives of both, or of one, and what is expected of the other."""
+        """What ways of feeding one of the texts give of it, and what is expected of the other."""
         traits, num_slots = self._runner.traits, self._runner.capacity.num_slots
-        half, length = 2 * self._part, len(self.texts[0])
-        yield "texts fed in parts", [self._in_parts(text) for text in self.texts]
+        (first, second), half, length = self.texts, 2 * self._part, len(self.texts[0])
+        begins = range(0, length, self._part)
+        parts = np.concatenate([self._fed(first, begin, begin + self._part) for begin in begins])
+        yield "texts fed in parts", [parts, expected[1]]
         if traits.can_rewind:
-            self._fed(self.texts[0], 0, length)
-            yield "texts behind the beginning of another", [expected[0], self._fed(self.texts[1], half, length)]
+            yield "texts behind the beginning of another", [expected[0], self._fed(second, half, length)]
         if traits.can_rewind and num_slots > 1:
-            self._fed(self.texts[0], 0, length)
-            copied = self._fed(self.texts[1], half, length, slot=1, copies=(Copy(0, 1, half),))
+            copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
             yield "texts behind a copy of another's beginning", [expected[0], copied]
         is_alike = traits.batching is Batching.ALIKE
         if num_slots > 1 and (traits.row_mix.pasts if is_alike else traits.batching is not Batching.SINGLE):
+            self._fed(first, half if traits.can_rewind else 0, length - 1)
             beside = np.concatenate([expected[0][: -len(TARGETS)], self._last_in_company()])
             yield "texts beside another", [beside, expected[1]]
 
-    def _in_parts(self, text: Text) -> FloatArray:
-        starts = range(0, len(text), self._part)
-        return np.concatenate([self._fed(text, start, start + self._part) for start in starts])
-
     def _last_in_company(self) -> FloatArray:
-        """Of the last token of the first text, in a step with that of the short one."""
+        """Of the last token of the first text, which is resident up to there, in a step with that of the short one."""
         text, short, last = self.texts[0], self._short, len(self.texts[0]) - 1
-        self._fed(text, 0, last)
         self._fed(short, 0, SHORT - 1, slot=1)
         is_pool = self._runner.traits.batching is Batching.POOL
         idle = [Row(slot, 0, (0,)) for slot in range(2, self._runner.capacity.num_slots if is_pool else 2)]
         rows = (Row(0, last, text[last:]), Row(1, SHORT - 1, short[-1:]), *idle)
-        targets = tuple((0, token) for token in TARGETS)
-        step = Step(rows, (LogitsRow(0, 0),), targets, whole_length=self._side)
-        return self._runner.run(step).target_logprobs[: len(TARGETS)]
+        return self._run(Step(rows, (LogitsRow(0, 0),), tuple((0, token) for token in TARGETS)))
 
     def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> FloatArray:
         """The log-probabilities at the places of `text[start:stop]`, fed behind what is resident."""
         offsets = [place - start for place in self._places if start <= place < stop]
         logits_rows = tuple(LogitsRow(0, offset) for offset in offsets)
         targets = tuple((row, token) for row in range(len(offsets)) for token in TARGETS)
-        rows, more = (Row(slot, start, text[start:stop]),), {"whole_length": self._side}
-        output = self._runner.run(Step(rows, logits_rows, targets, copies=copies, **more))
-        return output.target_logprobs[: len(targets)]
+        return self._run(Step((Row(slot, start, text[start:stop]),), logits_rows, targets, copies=copies))
+
+    def _run(self, step: Step) -> FloatArray:
+        found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
+        return found[: len(step.targets)]
