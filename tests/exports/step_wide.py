@@ -2,7 +2,8 @@
 
 `step_wide_export(form, exporter)` is a Llama whose embeddings, or logits, are scaled by one of `FORMS`: other
 positions, rows, lengths or tokens of the same step change a row's numbers. "dynamic" has rotary tables that follow the
-length, as transformers' dynamic NTK: its source is `hf_model("llama_dynamic")`.
+length, as transformers' dynamic NTK: its source is `hf_model("llama_dynamic")`. `step_wide_encoder(form)` does so with
+an encoder's rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.exports.cache import once, source_of
 from tests.exports.genai import genai_export
 from tests.exports.hf import FAMILIES
+from tests.exports.media import media_export
 from tests.exports.mobius import mobius_export
 from tests.exports.ropes import ORIGINAL
 from tests.exports.text import CONTEXT
@@ -50,14 +52,13 @@ class Edit:
 
     def scale_embeddings(self, factor: str) -> None:
         node = next(node for node in self.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
-        self._scale(node, 0, factor)
+        self.scale(node.output[0], factor)
 
-    def scale_logits(self, factor: str) -> None:
-        node = next(node for node in self.graph.node if "logits" in node.output)
-        self._scale(node, list(node.output).index("logits"), factor)
-
-    def _scale(self, node: onnx.NodeProto, place: int, factor: str) -> None:
-        ours, node.output[place] = node.output[place], f"{node.output[place]}_before"
+    def scale(self, ours: str, factor: str) -> None:
+        """Multiply a value by a factor."""
+        node = next(node for node in self.graph.node if ours in node.output)
+        place = list(node.output).index(ours)
+        node.output[place] = f"{ours}_before"
         self._added.append(helper.make_node("Mul", [node.output[place], factor], [ours], f"{ours}_scaled"))
         self.finish(behind=node)
 
@@ -90,8 +91,8 @@ def _size(edit: Edit, name: str, axis: int) -> str:
     return edit.add("Gather", edit.add("Shape", name), edit.constant(axis))
 
 
-def _row_sums(edit: Edit) -> str:
-    return edit.add("ReduceSum", "attention_mask", edit.constant([1]), keepdims=0)
+def _row_sums(edit: Edit, mask: str = "attention_mask") -> str:
+    return edit.add("ReduceSum", mask, edit.constant([1]), keepdims=0)
 
 
 def _largest(edit: Edit, name: str) -> str:
@@ -121,7 +122,7 @@ def _mask_width(edit: Edit) -> None:
 
 def _logits_of_long_steps(edit: Edit) -> None:
     """Nothing that is kept in a cache, but every logit of the step."""
-    edit.scale_logits(_factor(edit, _above(edit, _largest(edit, _row_sums(edit)), ORIGINAL)))
+    edit.scale("logits", _factor(edit, _above(edit, _largest(edit, _row_sums(edit)), ORIGINAL)))
 
 
 def _batch_size(edit: Edit) -> None:
@@ -191,6 +192,43 @@ FORMS: dict[str, Callable[[Edit], None]] = {
 
 ALIKE = ("own_position",)
 """Forms in which no row depends on another: mobius only, which has positions."""
+
+
+def _largest_picture(edit: Edit) -> None:
+    edit.scale("image_features", _factor(edit, _above(edit, _largest(edit, "image_grid_thw"), 6)))
+
+
+def _number_of_pictures(edit: Edit) -> None:
+    count = edit.add("Cast", _size(edit, "image_grid_thw", 0), to=TensorProto.FLOAT)
+    edit.scale("image_features", edit.add("Sqrt", count))
+
+
+def _longest_sound(edit: Edit) -> None:
+    frames = _largest(edit, _row_sums(edit, "feature_attention_mask"))
+    edit.scale("audio_features", _factor(edit, _above(edit, frames, 100)))
+
+
+ENCODER_FORMS: dict[str, tuple[str, Callable[[Edit], None]]] = {
+    "largest_picture": ("qwen2_5_vl", _largest_picture),
+    "number_of_pictures": ("qwen2_5_vl", _number_of_pictures),
+    "longest_sound": ("qwen3_asr", _longest_sound),
+}
+"""Families, and how their encoder's rows come to depend on what else it is given."""
+
+
+def step_wide_encoder(form: str) -> Path:
+    """The package of the form's family with its encoder edited."""
+    family, edit = ENCODER_FORMS[form]
+    source = media_export(family)[0]
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        (graph,) = folder.glob("*_encoder/model.onnx")
+        model = onnx.load(graph)
+        edit(Edit(model))
+        onnx.save(model, graph)
+
+    return once(f"step-wide-{form}", [source.parent.name, source_of("step_wide.py")], made)
 
 
 def step_wide_export(form: str, exporter: str) -> Path:
