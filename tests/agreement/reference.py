@@ -20,10 +20,13 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def score(self, context: Sequence[int], target: Sequence[int]) -> tuple[list[float], bool]:
-        """Log-probabilities of the target's tokens, and whether each is the argmax."""
+        """Log-probabilities of the target's tokens, and whether each is the argmax.
+
+        The last one is not fed: nothing follows it, and a model whose factors depend on the length would have others.
+        """
         tokens = [*context, *target]
         with torch.inference_mode():
-            logprobs_TV = self._model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+            logprobs_TV = self._model(torch.tensor([tokens[:-1]])).logits[0].double().log_softmax(-1)
         rows = range(len(context) - 1, len(tokens) - 1)
         greedy = all(int(logprobs_TV[row].argmax()) == tokens[row + 1] for row in rows)
         return [logprobs_TV[row, tokens[row + 1]].item() for row in rows], greedy

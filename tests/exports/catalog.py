@@ -52,9 +52,11 @@ class Export:
 
 
 GENAI_14, GENAI_18 = "0.14.1", "0.18.0"
+GENAI = {"0.14": GENAI_14, "0.18": GENAI_18}
 _NO_PAGED = "PagedAttention has no CPU kernel"
 _NO_BF16 = "MatMul has no bfloat16 CPU kernel"
 _NO_NORMS = "GroupQueryAttention on the CPU refuses norms of Q and K"
+_TABLES = "both tables in one and nothing that chooses: behind the short one the long one begins at its first row"
 _NO_FP8 = "GroupQueryAttention has no CPU kernel for an fp8 cache"
 
 
@@ -155,6 +157,23 @@ CATALOG: dict[str, Recipe] = {
     "llama-mobius-fp32-webgpu": _mobius("llama", provider="webgpu"),
     **{f"{family}-optimum": _optimum(family) for family in ("llama", "gpt2", "t5", "marian", "whisper")},
     **{f"{family}-optimum-merged": _optimum(family, merged=True) for family in ("llama", "gpt2")},
+    # Positions that are scaled: all of a step alike (longrope), each token by its own place, or by what is before it.
+    **{f"phi3_longrope-genai-{number}": _genai("phi3_longrope", full) for number, full in GENAI.items()},
+    **{f"{family}-genai-0.18": _genai(family) for family in ("phi3_further", "phi4_mini", "llama_scaled")},
+    **{f"{family}-mobius": _mobius(family) for family in ("phi3_longrope", "phi3_further", "phi4_mini")},
+    "phi3_longrope-genai-0.18-int4": _genai("phi3_longrope", GENAI_18, "int4"),
+    "phi3_longrope-genai-0.18-fp16-cpu": _genai("phi3_longrope", GENAI_18, "fp16"),
+    "phi3_longrope-genai-0.18-fp16-dml": _genai("phi3_longrope", GENAI_18, "fp16", "dml"),
+    "phi3_longrope-genai-0.18-fp32-webgpu": _genai("phi3_longrope", GENAI_18, "fp32", "webgpu", "use_webgpu_fp32=true"),
+    "phi3_longrope-genai-0.18-webgpu-graph": _genai(
+        "phi3_longrope", GENAI_18, "fp16", "webgpu", "enable_webgpu_graph=true", differs=_TABLES
+    ),
+    "phi3_longrope-mobius-static": _mobius("phi3_longrope", static_cache=128),
+    "phi3_longrope-mobius-webgpu": _mobius("phi3_longrope", provider="webgpu", differs=_TABLES),
+    **{f"{family}-genai-0.14": _genai(family, GENAI_14) for family in ("llama_linear", "llama_scaled")},
+    **{f"{family}-mobius": _mobius(family) for family in ("llama_linear", "llama_scaled", "llama_yarn", "ministral3")},
+    **{f"{family}-mobius": _mobius(family) for family in ("bloom", "mpt")},
+    **{f"{family}-optimum": _optimum(family) for family in ("bloom", "mpt")},
     "llama-olive-lengths": _surgery("llama", "AttentionMaskToSequenceLengths"),
 }
 ALL = list(CATALOG)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.exports.cache import once, packages, run_python, source_of
+from tests.exports.ropes import ROPES
 from tests.exports.text import CONTEXT, VOCAB, save_tokenizer
 
 MEDIA = VOCAB - 8
@@ -147,6 +148,11 @@ _GEMMA4_VISION = {
     "position_embedding_size": 64,
     "initializer_range": 0.2,
 }
+
+
+def _of_shape(values: dict[str, Any]) -> dict[str, Any]:
+    """A text model's values, its heads as large as its width says."""
+    return {**{key: value for key, value in _SHAPE.items() if key != "head_dim"}, **values}
 
 
 FAMILIES = {
@@ -515,6 +521,7 @@ FAMILIES = {
         },
         auto="AutoModelForSpeechSeq2Seq",
     ),
+    **{name: Family(config, _of_shape(values)) for name, (config, values) in ROPES.items()},
 }
 
 
