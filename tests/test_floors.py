@@ -92,6 +92,7 @@ DOORS = {
         "olive_ext.model.encoder_spec",
         "olive_ext.model.outline",
         "olive_ext.model.item_masks",
+        "olive_ext.model.step_choices",
         "olive_ext.model.media_faults",
         "olive_ext.model.media_spec",
     ],
