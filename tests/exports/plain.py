@@ -82,6 +82,7 @@ def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.nd
     for tokens in (prompt, *([token] for token in answer)):
         num_fed += len(tokens)
         known = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, num_fed))}
+        known["position_ids"] = np.arange(num_fed - len(tokens), num_fed)[None]
         outputs = _run(graph, known | cache, export)
         cache = {
             name.replace("present", "past_key_values"): value for name, value in outputs.items() if name != "logits"

@@ -25,7 +25,7 @@ from olive_ext.session import Session
 from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
 from tests.exports.catalog import CATALOG, Export, export
 from tests.exports.hf import hf_model
-from tests.exports.plain import plain_logits
+from tests.exports.plain import cached_logits, plain_logits
 from tests.exports.ropes import FIRST_MAXIMUM, ORIGINAL
 from tests.exports.step_wide import ALIKE, FORMS, RARE, step_wide_export
 from tests.exports.text import CONTEXT
@@ -40,6 +40,10 @@ _PLAIN: tuple[Any, ...] = ("fp32", "fp32", "", "", False)
 WINDOW = 16
 STATIC = 128
 """Places of the suite's static caches."""
+
+BY_THE_TOKEN = ("dynamic", "fed_tokens", "rare_tokens", "batch_size")
+"""Forms that have no two sides: answers there are what a cache says that no step computes anew, as in transformers'
+`generate` for dynamic NTK."""
 
 STEP_WIDE = [f"{form}-mobius" for form in FORMS] + [f"{form}-genai" for form in FORMS if form not in ALIKE]
 LONGROPE = [name for name, recipe in CATALOG.items() if recipe.family in FIRST_MAXIMUM and not recipe.not_on_cpu]
@@ -82,7 +86,8 @@ class Oracle:
     """Plain passes over one text at a time."""
 
     def __init__(self, made: Export) -> None:
-        self._logprobs = lru_cache(maxsize=512)(lambda tokens: _logprobs(made, tokens))
+        self._export = made
+        self._logprobs = lru_cache(maxsize=512)(lambda tokens: _normal(plain_logits(made, list(tokens))))
 
     def score(self, context: Sequence[int], target: Sequence[int]) -> list[float]:
         """What is fed is all but the last target, which nothing follows."""
@@ -91,18 +96,20 @@ class Oracle:
 
     def behind_the_best(self, prompt: Sequence[int], answer: GenerationOutput) -> float:
         """How far an answer's tokens, and the one that ended it, are from the most likely ones behind a pass over all
-        that is before each, in nats."""
+        that is before each, in nats; or behind a cache, see `BY_THE_TOKEN`."""
         ended = () if answer.stop_id is None else (answer.stop_id,)
-        whole = (*prompt, *answer.tokens, *ended)
-        off = 0.0
-        for at in range(len(prompt), len(whole)):
-            row_V = self._logprobs(whole[:at])[-1]
-            off = max(off, float(row_V.max() - row_V[whole[at]]))
-        return off
+        tokens = (*answer.tokens, *ended)
+        rows = [self._behind(tuple(prompt), tokens[:at]) for at in range(len(tokens))]
+        return max(float(row_V.max() - row_V[token]) for row_V, token in zip(rows, tokens, strict=True))
+
+    def _behind(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Any:
+        if self._export.name.rpartition("-")[0] in BY_THE_TOKEN:
+            return _normal(cached_logits(self._export, list(prompt), list(answer))[None])[0]
+        return self._logprobs((*prompt, *answer))[-1]
 
 
-def _logprobs(made: Export, tokens: tuple[int, ...]) -> Any:
-    logits_SV = plain_logits(made, list(tokens)).astype(np.float64)
+def _normal(logits_SV: Any) -> Any:
+    logits_SV = logits_SV.astype(np.float64)
     largest_S1 = logits_SV.max(-1, keepdims=True)
     return logits_SV - largest_S1 - np.log(np.exp(logits_SV - largest_S1).sum(-1, keepdims=True))
 
