@@ -42,7 +42,13 @@ FLOORS = {
         ["engine"],
         ["opening"],
     ],
-    "olive_ext.engine.runners": [["runner"], ["shape_buckets"], ["trials"], ["row_trials", "step_trial"], ["ort", "genai", "hf"]],
+    "olive_ext.engine.runners": [
+        ["runner"],
+        ["shape_buckets"],
+        ["trials"],
+        ["row_trials", "step_trial"],
+        ["ort", "genai", "hf"],
+    ],
     "olive_ext.engine.runners.ort": [
         ["kv", "ort_failures"],
         ["inputs", "placement", "candidates"],
@@ -93,6 +99,7 @@ DOORS = {
         "olive_ext.model.outline",
         "olive_ext.model.item_masks",
         "olive_ext.model.step_choices",
+        "olive_ext.model.positional_nodes",
         "olive_ext.model.media_faults",
         "olive_ext.model.media_spec",
     ],

@@ -97,7 +97,9 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
     though no position is that large."""
     if table not in made:
-        if not {value.name for value in graph.input}.intersection(_behind(graph, table)) <= {WHOLE_LENGTH}:
+        known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+        given = {value.name for value in graph.input}.intersection(_behind(graph, table))
+        if table not in known or not given <= {WHOLE_LENGTH}:
             raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
         made[table] = f"{TABLE}_{len(made)}"
         place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1

@@ -275,8 +275,6 @@ def against_packing(config: EngineConfig, device: str, spec: DecoderSpec, bucket
 PAGED_CACHES = {"cuda": frozenset({3, 10, 16, 17}), "webgpu": frozenset({10})}
 """By device the element types of caches that PagedAttention takes (ONNX's INT8, FLOAT16, BFLOAT16, FLOAT8E4M3FN)."""
 
-STEP_LENGTHS = "each request is fed whole and alone: the graph, left as it is, takes a step's length for the text's"
-
 SHORT_ANSWERS = "short answers share steps of one token each where that is measured to be cheaper"
 
 ONE_BY_ONE = "texts are scored one after the other"

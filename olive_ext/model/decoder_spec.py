@@ -22,9 +22,10 @@ from olive_ext.model.attention import AttentionNodes
 from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.item_masks import ItemMasks, read_item_masks
 from olive_ext.model.media_spec import compared_ids
+from olive_ext.model.media_types import EmbeddingSpec
 from olive_ext.model.step_choices import read_step_choices
 from olive_ext.model.tensor_names import Names
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
+from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,7 @@ class _Reader:
             embeddings=embeddings,
             cross=cross,
             is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
-            length_choices=choices.lengths,
-            step_numbers=choices.numbers,
+            choices=choices,
             item_masks=self._item_masks(embeddings, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),

@@ -19,13 +19,14 @@ from olive_ext.model.media_faults import Configs, known_faults
 from olive_ext.model.media_types import (
     MEDIA_PARTS,
     PLACEHOLDER_KEYS,
+    EmbeddingSpec,
     MediaEncoderSpec,
     MediaSpec,
     Modality,
     modality_of,
 )
 from olive_ext.model.tensor_names import GATES
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, GraphFiles, Role, TensorSpec
+from olive_ext.model.types import DecoderSpec, GraphFiles, Role, TensorSpec
 
 _WHOLE = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
 

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from olive_ext.errors import ModelError
-from olive_ext.model.types import GraphFiles, TensorSpec
+from olive_ext.model.types import GraphFiles, InputSpec, TensorSpec
 
 
 class Modality(str, Enum):
@@ -149,3 +149,15 @@ class MediaSpec:
     @property
     def modalities(self) -> tuple[Modality, ...]:
         return tuple(found.modality for found in self.inputs)
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """The graph that turns token ids into what a decoder takes instead of them."""
+
+    inputs: tuple[InputSpec, ...]
+    features: tuple[TensorSpec, ...]
+    """Inputs for images and sound, [rows, size]; text has no rows of them."""
+
+    outputs: tuple[str, ...]
+    """Outputs to bind, each named as the decoder's input."""

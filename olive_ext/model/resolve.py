@@ -1,8 +1,5 @@
-"""From the settings of opening a model to everything that can be known of it before a session is open.
-
-`open`, `check`, the comparison's mode, the keys of caches and the costs read the same `ResolvedModel`. Knows no session
-and no engine.
-"""
+"""From the settings of opening a model to everything that can be known of it before a session is open: `open`, `check`,
+the comparison's mode, the keys of caches and the costs read one `ResolvedModel`. Knows no session and no engine."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class ResolvedModel:
     """The providers that a session came up on, where these are not those of the settings."""
 
     against_parts: str = ""
-    """What texts that were fed in parts failed at, as the model was opened."""
+    """What texts fed in parts failed at."""
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
@@ -147,20 +144,16 @@ class ResolvedModel:
     def spec_of(self, graph: Any) -> DecoderSpec:
         """The interface of `graph` (onnx.ModelProto), the decoder's or one that was made of it."""
         from olive_ext.model.decoder_spec import read_spec  # imported here: it brings onnx along
+        from olive_ext.model.step_choices import as_opened
 
-        files, adapters = self.files, self.settings.engine.adapters
-        provided = {name for path in adapters for name in read_adapter(path).get_parameters()}
+        files, settings = self.files, self.settings
+        provided = {name for path in settings.engine.adapters for name in read_adapter(path).get_parameters()}
         try:
             with understood(files.decoder):
-                spec = read_spec(graph, files.genai_config, self.settings.max_length, files.hf_config, provided)
+                found = read_spec(graph, files.genai_config, settings.max_length, files.hf_config, provided)
+                return as_opened(found, self)
         except ModelError as error:
             raise decisions.suggest_genai(error, files) from error
-        if spec.length_choices and self.settings.engine.graph == "untouched":
-            return replace(spec, is_splittable=False, notes=(*spec.notes, decisions.STEP_LENGTHS))
-        if self.against_parts:
-            note = f"each request is fed whole and alone: {self.against_parts}"
-            return replace(spec, is_splittable=False, notes=(*spec.notes, note))
-        return spec
 
     @cached_property
     def processor_files(self) -> ModelFiles:

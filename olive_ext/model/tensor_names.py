@@ -92,6 +92,7 @@ ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
     Role.LAST_POSITIONS: (1, 2),
     Role.TOTAL_LENGTH: (0, 1),
     Role.BLOCK_TABLE: (2,),
+    Role.WHOLE_LENGTH: (0,),
 }
 """The ranks that an input of the role may have."""
 

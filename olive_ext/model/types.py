@@ -1,7 +1,5 @@
-"""What is on disk and on this machine, resolved and frozen: no "auto" left, and where each value came from.
-
-Knows no Olive, no lm-eval and no session.
-"""
+"""What is on disk and on this machine, resolved and frozen: no "auto" left, and where each value came from. Knows
+no Olive, no lm-eval and no session."""
 
 from __future__ import annotations
 
@@ -10,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.model.item_masks import ItemMasks
+
+if TYPE_CHECKING:
+    from olive_ext.model.step_choices import StepChoices
 
 
 @dataclass(frozen=True)
@@ -151,18 +152,6 @@ class StateTensor:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class EmbeddingSpec:
-    """The graph that turns token ids into what a decoder takes instead of them."""
-
-    inputs: tuple[InputSpec, ...]
-    features: tuple[TensorSpec, ...]
-    """Inputs for images and sound, [rows, size]; text has no rows of them."""
-
-    outputs: tuple[str, ...]
-    """Outputs to bind, each named as the decoder's input."""
-
-
 class SourceKind(str, Enum):
     """What an encoder is given."""
 
@@ -235,8 +224,7 @@ class Role(str, Enum):
     """Whether there is a past at all, bool [1] (merged decoders)."""
 
     WHOLE_LENGTH = "olive_ext_whole_length"
-    """Positions of the whole texts that a step's rows are parts of, as far as the graph chooses by them, []: put into
-    graphs that would choose by the step's."""
+    """Positions of the texts that a step's rows are parts of, []: put into graphs that would choose by the step's."""
 
 
 @dataclass(frozen=True)
@@ -245,17 +233,6 @@ class InputSpec:
 
     role: Role
     tensor: TensorSpec
-
-
-class LengthChoice(NamedTuple):
-    """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
-    as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
-    over a longer one the other, where the value is `is_true_beyond`."""
-
-    value: str
-    rank: int
-    length: int
-    is_true_beyond: bool
 
 
 @dataclass(frozen=True)
@@ -280,11 +257,8 @@ class DecoderSpec:
     is_splittable: bool = True
     """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
 
-    length_choices: tuple[LengthChoice, ...] = ()
-    """Where the graph computes texts of more than some length otherwise than shorter ones."""
-
-    step_numbers: tuple[int, ...] = ()
-    """Numbers of positions that nodes of the graph may compare with: windows, and the lengths of `length_choices`."""
+    choices: StepChoices | None = None
+    """What of a step decides its numbers."""
 
     item_masks: ItemMasks = field(default_factory=ItemMasks)
     """In which layers the tokens of a picture see each other, as far as the graph shows it."""
@@ -307,8 +281,8 @@ class DecoderSpec:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The longest texts of each side, but for the last, in ascending order."""
-        return tuple(sorted({choice.length for choice in self.length_choices}))
+        """Positions behind which texts are computed otherwise, ascending."""
+        return () if self.choices is None else self.choices.lengths
 
     @property
     def bytes_per_position(self) -> int:

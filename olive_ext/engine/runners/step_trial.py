@@ -49,6 +49,8 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     trial = _Trial(runner, vocab_size, length)
     try:
         expected = [trial.whole(text) for text in trial.texts]
+        if (expected[0] == expected[1]).all():  # the device computes nothing, which other trials are for
+            return None
         again = np.concatenate([expected[1][: -len(TARGETS)], trial.last_alone()])
         for what, found in trial.other_ways(expected):
             if problem := disagreement(what, expected, found, again):

@@ -19,8 +19,7 @@ from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import OliveExtError
 from olive_ext.graph.standalone_graphs import fold_graph
-from olive_ext.model.media_types import WORDS
-from olive_ext.model.types import EmbeddingSpec
+from olive_ext.model.media_types import WORDS, EmbeddingSpec
 
 
 class Embedding:

@@ -34,8 +34,8 @@ from olive_ext.model.decisions import ONE_BY_ONE, choose_encoder_rows
 from olive_ext.model.decoder_spec import read_embedding
 from olive_ext.model.encoder_spec import read_encoder
 from olive_ext.model.generation_config import read_suppressed
-from olive_ext.model.media_types import MediaEncoderSpec
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, InputSpec, Provider, Role, TensorSpec
+from olive_ext.model.media_types import EmbeddingSpec, MediaEncoderSpec
+from olive_ext.model.types import DecoderSpec, InputSpec, Provider, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
 

@@ -81,8 +81,8 @@ def _open(opener: Opener) -> OpenedRunner:
     except ModelError as error:
         raise suggest_genai(error, model.files) from error
     proto = with_total_of_all_rows(with_full_length_kv(proto))
-    if spec.length_choices and model.settings.engine.graph != "untouched":
-        proto = with_whole_length(proto, spec.length_choices)
+    if spec.choices and spec.choices.by_length and model.settings.engine.graph != "untouched":
+        proto = with_whole_length(proto, spec.choices.by_length)
         spec = replace(spec, inputs=(*spec.inputs, InputSpec(Role.WHOLE_LENGTH, TensorSpec(WHOLE_LENGTH, 7, ()))))
     try:
         return _open_decoder(opener, proto, spec, adapters)
@@ -156,7 +156,8 @@ def _runner(
         _share_answer_steps(opened, spec, notes)
     is_limited = chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
-    if problem := check_steps(opened, spec.vocab_size, longest, spec.step_numbers, affordable(model.size)):
+    numbers = spec.choices.numbers if spec.choices is not None else ()
+    if problem := check_steps(opened, spec.vocab_size, longest, numbers, affordable(model.size)):
         opened.close()
         raise PartsDifferError(problem)
     return OpenedRunner(opened, chunk_size)

@@ -31,8 +31,10 @@ from olive_ext.graph.paged_attention import (
     with_packed_inputs,
     with_paged_attention,
 )
+from olive_ext.graph.whole_length import WHOLE_LENGTH
 from olive_ext.model import ResolvedModel
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, KvTensor, Role
+from olive_ext.model.media_types import EmbeddingSpec
+from olive_ext.model.types import DecoderSpec, KvTensor, Role
 
 TOLERANCE = 0.05
 """Largest accepted error of attended values around 1: rounding in bfloat16 is a fifth of it, a token that sees wrong
@@ -53,11 +55,13 @@ def packed(
 ) -> tuple[ModelProto, DecoderSpec, list[AttentionTrial]]:
     """The decoder over a paged cache, its spec, and trials of each kind of attention in it. Raises `NotPagedError`."""
     tokens = [found.tensor.name for found in spec.inputs if found.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
-    lengths = [found.tensor.name for found in spec.inputs if found.tensor.name not in tokens]
+    kept = {*tokens, WHOLE_LENGTH}
+    lengths = [found.tensor.name for found in spec.inputs if found.tensor.name not in kept]
     caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
     inputs, form = PackedInputs(caches, tokens, lengths), FORMS[model.device.kind]
     paged = with_paged_attention(proto, inputs, form)
-    return paged, replace(model.spec_of(paged), notes=spec.notes), attention_trials(proto, inputs, form)
+    read = replace(model.spec_of(paged), notes=spec.notes, choices=spec.choices)
+    return paged, read, attention_trials(proto, inputs, form)
 
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
