@@ -110,8 +110,10 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
     """Files, providers, KV layout, tokenizer, scoring head and all decisions; what goes wrong is a problem.
 
     `handed_over` is the provider that Olive's accelerator names. With `verify` the model is also run, see
-    `verify_graphs`. The tasks are not looked at.
+    `verify_graphs` and `verify_steps`. The tasks are not looked at.
     """
+    from olive_ext.check.graph_check import verify_steps
+
     findings = Findings()
     with findings.noting_problems():
         model = replace(resolve(config.opening(), handed_over=handed_over), is_compared=config.reference is not None)
@@ -119,7 +121,9 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
         if verify and (problem := _NOTHING_TO_VERIFY.get(model.runtime[0])):
             findings.problems.append(problem)
         elif verify and not findings.problems:
-            verify_graphs(model, findings.section("Verification"))
+            section = findings.section("Verification")
+            verify_graphs(model, section)
+            verify_steps(model, section.add)
     return findings
 
 

@@ -30,6 +30,9 @@ CHUNK, PART = 8, 4
 BASE_LENGTH = 40
 """Positions of the first steps that are compared; constants below a chunk's tokens are not looked at."""
 
+MOST_FED = 2048
+"""Tokens of a whole text that is compared with its beginning."""
+
 MOST_CONSTANTS = 64
 """Numbers in the nodes that lengths are compared with, the smallest of them; two or three are usual."""
 
@@ -198,8 +201,8 @@ class _Comparison:
         return found
 
     def _first_difference(self, given: Sequence[str]) -> str | None:
-        """The first value that is not the same for the same positions: in a chunk and in a shorter one, alone and
-        beside a longer row, where the values `given` say nothing, and then that the text is long."""
+        """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
+        and in its beginning, and alone and beside a longer row: where the values `given` are false, and where true."""
         run = self._part.cut(self._frontier, given)
         for is_beyond in (False, True) if given else (False,):
             for length in self._lengths:
@@ -208,6 +211,8 @@ class _Comparison:
                 others = [run([(begin, PART)], is_beyond), run([(begin, 1)], is_beyond)]
                 alone, company = run([(CHUNK, PART)], is_beyond), run([(CHUNK, PART), (begin, PART)], is_beyond)
                 pairs = [(chunk, other) for other in others] + [(company, alone)]
+                if length <= MOST_FED:
+                    pairs.append((run([(0, length)], is_beyond), run([(0, PART)], is_beyond)))
                 wrong = [name for name in self._frontier for whole, part in pairs if _differs(whole[name], part[name])]
                 if wrong:
                     return wrong[0]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -308,6 +309,23 @@ class ShortRunner(FakeRunner):
         return super()._execute(step)
 
 
+SIDE = 1 << 20
+
+
+class SidedRunner(FakeRunner):
+    """Computes a token otherwise on each side of `lengths`: what is resident shows by which side it was computed."""
+
+    def __init__(self, lengths: tuple[int, ...], num_slots: int, batching: Batching, **more: Any) -> None:
+        super().__init__(num_slots, batching, **more)
+        self.traits = replace(self.traits, lengths=lengths)
+
+    def _execute(self, step: Step) -> StepOutput:
+        rows = [
+            row._replace(tokens=tuple(token + SIDE * step.whole_length for token in row.tokens)) for row in step.rows
+        ]
+        return super()._execute(replace(step, rows=tuple(rows)))
+
+
 class BlindRunner(FakeRunner):
     """Its encoder fails on one item, behind copies and moves."""
 
@@ -321,23 +339,30 @@ class BlindRunner(FakeRunner):
         return super()._execute(step)
 
 
-def oracle(request: Request) -> Result:
-    """The result computed from the definition, one prefix at a time."""
+def oracle(request: Request, lengths: tuple[int, ...] = ()) -> Result:
+    """The result computed from the definition, one prefix at a time. `lengths`: a text is computed as all of it that is
+    fed in one pass."""
     tokens, source = with_items(request.tokens, 0, request.media), request.source
     first = len(tokens) - request.num_targets
-    logprobs = tuple(float(logprobs_of(tokens[:i], source)[tokens[i]]) for i in range(first, len(tokens)))
-    greedy = tuple(int(logits_of(tokens[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))
+    fed = _on_side(tokens, len(tokens) - (request.generation is None), lengths)
+    logprobs = tuple(float(logprobs_of(fed[:i], source)[tokens[i]]) for i in range(first, len(tokens)))
+    greedy = tuple(int(logits_of(fed[:i], source).argmax()) == tokens[i] for i in range(first, len(tokens)))
     if request.generation is None:
         return Result(logprobs, greedy)
-    return Result(logprobs, greedy, *_generate(tokens, request.generation, source))
+    return Result(logprobs, greedy, *_generate(tokens, request.generation, source, lengths))
+
+
+def _on_side(tokens: list[int], num_fed: int, lengths: tuple[int, ...]) -> list[int]:
+    return [token + SIDE * max([length + 1 for length in lengths if length < num_fed], default=0) for token in tokens]
 
 
 def _generate(
-    tokens: list[int], generation: Generation, source: Source | None
+    tokens: list[int], generation: Generation, source: Source | None, lengths: tuple[int, ...]
 ) -> tuple[tuple[int, ...], FinishReason, int | None]:
     generated: list[int] = []
     while len(generated) < generation.max_new_tokens:
-        token = int(logits_of(tokens + generated, source).argmax())
+        text = tokens + generated
+        token = int(logits_of(_on_side(text, len(text), lengths), source).argmax())
         if token in generation.stop_ids:
             return tuple(generated), FinishReason.STOP_ID, token
         generated.append(token)

@@ -73,8 +73,8 @@ def assert_equal(found: Result, expected: Result) -> None:
     assert (found.finish_reason, found.stop_id) == (expected.finish_reason, expected.stop_id)
 
 
-def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]]) -> None:
+def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], lengths: tuple[int, ...] = ()) -> None:
     """Each call's results are the oracle's."""
     for requests in calls:
         for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
+            assert_equal(found, oracle(request, lengths))

@@ -78,8 +78,10 @@ class _Trial:
         return self._fed(text, 0, len(text))
 
     def last_alone(self) -> FloatArray:
-        """Of the last token of the second text, which is resident, in a step of its own."""
+        """Of the last token of the second text, which was fed last, in a step of its own."""
         text = self.texts[1]
+        if not self._runner.traits.can_rewind:
+            self._fed(text, 0, len(text) - 1)
         return self._fed(text, len(text) - 1, len(text))
 
     def other_ways(self, expected: list[FloatArray]) -> Iterator[tuple[str, list[FloatArray]]]:

@@ -80,16 +80,23 @@ def _open(opener: Opener) -> OpenedRunner:
         check_scoring(proto, spec.logits.name)
     except ModelError as error:
         raise suggest_genai(error, model.files) from error
-    proto = with_total_of_all_rows(with_full_length_kv(proto))
-    if spec.choices and spec.choices.by_length and model.settings.engine.graph != "untouched":
-        proto = with_whole_length(proto, spec.choices.by_length)
-        spec = replace(spec, inputs=(*spec.inputs, InputSpec(Role.WHOLE_LENGTH, TensorSpec(WHOLE_LENGTH, 7, ()))))
+    proto, spec = of_any_step(model, proto, spec)
     try:
         return _open_decoder(opener, proto, spec, adapters)
     except NotPagedError as error:
         return _open(opener.by_rows(str(error)))
     except PartsDifferError as error:
         return _open(opener.fed_whole(str(error)))
+
+
+def of_any_step(model: ResolvedModel, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
+    """The decoder with caches that keep all positions, and with lengths that are those of its rows and of whole texts,
+    whatever else the step holds."""
+    proto = with_total_of_all_rows(with_full_length_kv(proto))
+    if not spec.choices or not spec.choices.by_length or model.settings.engine.graph == "untouched":
+        return proto, spec
+    length = InputSpec(Role.WHOLE_LENGTH, TensorSpec(WHOLE_LENGTH, 7, ()))
+    return with_whole_length(proto, spec.choices.by_length), replace(spec, inputs=(*spec.inputs, length))
 
 
 class PartsDifferError(Exception):

@@ -1,0 +1,144 @@
+"""What of a step decides a decoder's numbers is read from the nodes between its lengths and its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from olive_ext.model.step_choices import LengthChoice, StepChoices, read_step_choices, table_offset
+from olive_ext.model.types import InputSpec, Role, TensorSpec
+
+IDS = InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", 7, ("B", "S")))
+MASK = InputSpec(Role.ATTENTION_MASK, TensorSpec("attention_mask", 7, ("B", "T")))
+POSITIONS = InputSpec(Role.POSITION_IDS, TensorSpec("position_ids", 7, ("B", "S")))
+
+Nodes = list[onnx.NodeProto]
+
+
+def _node(operator: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs.split(), [output], output, **attributes)
+
+
+def _read(nodes: Nodes, **constants: Any) -> StepChoices:
+    """Of a graph that multiplies embeddings [B, S, 4] with the value `scale` that `nodes` compute."""
+    table = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    given = {"table": table, **{name: np.array(value) for name, value in constants.items()}}
+    layers = [_node("Gather", "table input_ids", "embedded"), _node("Mul", "embedded scale", "logits")]
+    inputs = [helper.make_tensor_value_info(one.tensor.name, 7, one.tensor.shape) for one in (IDS, MASK, POSITIONS)]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", 4])
+    weights = [numpy_helper.from_array(value, name) for name, value in given.items()]
+    own = helper.make_tensor_value_info("own", TensorProto.FLOAT, ["B", "S", 4])
+    graph = helper.make_graph([*nodes, *layers], "decoder", inputs, [output], weights, value_info=[own])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    return read_step_choices(model, (IDS, MASK, POSITIONS), (), 512)
+
+
+LARGEST = [_node("ReduceMax", "position_ids", "largest", keepdims=0)]
+WIDTH = [_node("Shape", "attention_mask", "shape", start=1, end=2), _node("Squeeze", "shape", "width")]
+SHORT, LONG = np.float32(1.0), np.float32(1.7)
+
+
+def _where(condition: Nodes) -> Nodes:
+    return [*condition, _node("Where", "is_long long short", "scale")]
+
+
+@pytest.mark.parametrize(
+    ("condition", "last", "choice"),
+    [
+        ([*LARGEST, _node("Greater", "largest last", "is_long")], 59, (60, True)),
+        ([*LARGEST, _node("GreaterOrEqual", "largest last", "is_long")], 60, (60, True)),
+        ([*WIDTH, _node("Greater", "width last", "is_long")], 60, (60, True)),
+        ([*WIDTH, _node("Less", "width last", "is_long")], 61, (60, False)),
+        ([*WIDTH, _node("LessOrEqual", "last width", "is_long")], 60, (59, True)),
+        ([_node("Size", "input_ids", "fed"), _node("Greater", "fed last", "is_long")], 20, (20, True)),
+    ],
+)
+def test_a_choice_by_length_is_found_with_its_last_length(
+    condition: Nodes, last: int, choice: tuple[int, bool]
+) -> None:
+    found = _read(_where(condition), last=last, long=LONG, short=SHORT)
+    assert found.by_length == (LengthChoice("is_long", 0, *choice),)
+    assert found.lengths == (choice[0],)
+    assert not found.leak
+    assert last in found.numbers
+
+
+def test_an_index_into_two_tables_is_a_choice_by_length() -> None:
+    """As mobius writes it: the long factors stand behind the short ones."""
+    nodes = [
+        *LARGEST,
+        _node("Greater", "largest last", "is_long"),
+        _node("Cast", "is_long", "one", to=TensorProto.INT64),
+    ]
+    nodes += [_node("Mul", "one rows", "shift"), _node("Add", "position_ids shift", "places")]
+    nodes += [_node("Gather", "tables places", "picked"), _node("Unsqueeze", "picked axis", "scale")]
+    tables = np.arange(600, dtype=np.float32)
+    assert _read(nodes, last=59, rows=60, tables=tables, axis=[2]).by_length == (LengthChoice("is_long", 0, 60, True),)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([*LARGEST, _node("Cast", "largest", "scale", to=TensorProto.FLOAT)], {}),
+        ([_node("Shape", "input_ids", "rows", start=0, end=1), _node("Cast", "rows", "scale", to=1)], {}),
+        (_where([*WIDTH, _node("Mod", "width last", "rest"), _node("Greater", "rest half", "is_long")]), {"last": 60}),
+    ],
+    ids=["each length has its own", "rows", "more than once"],
+)
+def test_what_else_a_step_decides_is_named(nodes: Nodes, constants: dict[str, Any]) -> None:
+    more = {"long": LONG, "short": SHORT, "half": 30} if nodes[-1].op_type == "Where" else {}
+    found = _read(nodes, **constants, **{name: value for name, value in more.items() if name in _names(nodes)})
+    assert "'scale', which 'logits' (Mul) reads, depends on the step" in found.leak
+
+
+def _names(nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in node.input}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [_node("Cast", "position_ids", "wide", to=1), _node("Unsqueeze", "wide axis", "scale")],
+        [
+            _node("Greater", "position_ids last", "far"),
+            _node("Cast", "far", "wide", to=1),
+            _node("Unsqueeze", "wide axis", "scale"),
+        ],
+        [
+            _node("Shape", "table", "sizes"),
+            _node("Gather", "sizes first", "size"),
+            _node("Cast", "size", "scale", to=1),
+        ],
+    ],
+    ids=["a position", "a threshold of each token's own", "a size of the weights"],
+)
+def test_what_follows_from_a_token_itself_is_no_choice(nodes: Nodes) -> None:
+    found = _read(nodes, axis=[2], last=60)
+    assert (found.by_length, found.leak) == ((), "")
+
+
+@pytest.mark.parametrize("axes", [None, [0, 1]])
+def test_one_number_of_all_tokens_is_named(axes: list[int] | None) -> None:
+    constants = {} if axes is None else {"axes": axes}
+    reduction = _node("ReduceMax", " ".join(["own", *constants]), "scale", keepdims=0)
+    found = _read([_node("Gather", "table input_ids", "own"), reduction], **constants)
+    assert found.leak == "'scale' (ReduceMax) makes one number of all tokens of a step"
+
+
+@pytest.mark.parametrize(
+    ("options", "offset"),
+    [
+        ({"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": "4096"}}]}, 4096),
+        ([None, {"multi_rotary_cache_concat_offset": 60}], 60),
+        ({"provider_options": [{"webgpu": {"validationMode": "disabled"}}]}, None),
+        (None, None),
+        ({"multiRotaryCacheConcatOffset": "many"}, None),
+    ],
+)
+def test_the_rows_of_a_providers_first_table_are_found_in_its_options(options: Any, offset: int | None) -> None:
+    assert table_offset(options) == offset
