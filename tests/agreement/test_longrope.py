@@ -20,8 +20,8 @@ from olive_ext.errors import OliveExtError
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
 from tests.agreement.reference import EOS, Reference, largest_difference
-from tests.exports import export, hf_model
-from tests.exports.ropes import FIRST_MAXIMUM, FURTHER, ORIGINAL
+from tests.exports import Export, export, hf_model
+from tests.exports.ropes import ORIGINAL
 from tests.exports.step_wide import EXPORTERS, step_wide_export
 
 pytestmark = pytest.mark.slow
@@ -70,44 +70,46 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(params=EVERY)
-def session(request: pytest.FixtureRequest, settings: dict[str, Any]) -> Iterator[Session]:
-    with olive_ext.open(export(request.param).path, engine=settings) as session:
-        session.family = export(request.param).family  # type: ignore[attr-defined]
+def package(request: pytest.FixtureRequest) -> Export:
+    return export(request.param)
+
+
+@pytest.fixture
+def session(package: Export, settings: dict[str, Any]) -> Iterator[Session]:
+    with olive_ext.open(package.path, engine=settings) as session:
         yield session
 
 
-def _family(session: Session) -> str:
-    return session.family  # type: ignore[attr-defined, no-any-return]
-
-
-def test_scores_are_transformers_on_both_sides_together(session: Session, settings: dict[str, Any]) -> None:
-    assert largest_difference(session.loglikelihood(_requests()), _scores(_family(session))) < NATS
+def test_scores_are_transformers_on_both_sides_together(
+    session: Session, package: Export, settings: dict[str, Any]
+) -> None:
+    assert largest_difference(session.loglikelihood(_requests()), _scores(package.family)) < NATS
     assert session.counters.tokens_reused > 0 or settings.get("graph") == "untouched"  # it takes no side as an input
 
 
-def test_a_slot_kept_from_one_call_is_no_prefix_of_a_longer_text_in_the_next(session: Session) -> None:
+def test_a_slot_kept_from_one_call_is_no_prefix_of_a_longer_text_in_the_next(session: Session, package: Export) -> None:
     text = _words(ORIGINAL + 20)
     for count in (ORIGINAL - 10, ORIGINAL + 10, ORIGINAL - 5, ORIGINAL + 19, 9):
         asked = [ScoringRequest(text[:count], text[count : count + 1])]
-        expected = [_reference(_family(session)).score(one.context, one.target)[0] for one in asked]
+        expected = [_reference(package.family).score(one.context, one.target)[0] for one in asked]
         assert largest_difference(session.loglikelihood(asked), expected) < NATS, count
 
 
-def test_rolling_windows_are_whole_texts(session: Session) -> None:
+def test_rolling_windows_are_whole_texts(session: Session, package: Export) -> None:
     prefix = session.tokenizer.prefix_token_id
     texts = [_words(count, seed=7) for count in (ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 110)]
     found = session.loglikelihood_rolling([RollingRequest(text) for text in texts])
     for text, output in zip(texts, found, strict=True):
-        expected = sum(_reference(_family(session)).score([prefix], text)[0])
+        expected = sum(_reference(package.family).score([prefix], text)[0])
         assert output.logprob == pytest.approx(expected, rel=NATS)
 
 
 PROMPTS = [_words(count, seed=count) for count in (5, ORIGINAL - 8, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 100)]
 
 
-def test_answers_that_cross_are_those_of_transformers(session: Session) -> None:
+def test_answers_that_cross_are_those_of_transformers(session: Session, package: Export) -> None:
     """Short and long prompts together, and each alone behind the others."""
-    expected = [_reference(_family(session)).generate(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = [_reference(package.family).generate(prompt, NUM_TOKENS) for prompt in PROMPTS]
     asked = [GenerationRequest(prompt, max_new_tokens=NUM_TOKENS) for prompt in PROMPTS]
     assert [list(output.tokens) for output in session.generate(asked)] == expected
     for request, tokens in zip(asked, expected, strict=True):
@@ -154,7 +156,6 @@ def test_beams_are_those_of_transformers_and_refused_where_they_would_cross(name
 @pytest.mark.parametrize("engine", [{}, {"num_slots": 1, "chunk_size": 256}, {"chunk_size": 100}], ids=str)
 def test_a_long_text_in_chunks_has_the_long_factors_from_its_first_on(name: str, engine: dict[str, Any]) -> None:
     """Each alone, and behind texts that end in its first chunk."""
-    assert FIRST_MAXIMUM["phi3_further"] == FURTHER
     text, reference = _words(500), _reference("phi3_further")
     with olive_ext.open(export(name).path, engine=engine) as session:
         for counts in ([453], [40, 299, 300, 301, 420], [302, 200]):
