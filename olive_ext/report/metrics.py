@@ -68,7 +68,7 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     lm-eval names a number "metric,filter" and its error bar "metric_stderr,filter"; an entry without a filter (name,
     alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
     """
-    return tuple(metric for task in results["results"] for metric in _of_task(task, results))
+    return tuple(metric for task in results.get("results", {}) for metric in _of_task(task, results))
 
 
 def non_finite_requests(metrics: Iterable[Metric]) -> int:

@@ -99,7 +99,7 @@ def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mod
     lines = found.results["samples"]["many_choice"]
     assert len({line["doc_id"] for line in lines}) == len(lines) == certainty.num_evaluated
     assert found.results["n-samples"]["many_choice"]["effective"] == certainty.num_evaluated
-    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 %)"
+    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 % for this model)"
     assert verdict(found.comparison).line.startswith(line)
 
 
