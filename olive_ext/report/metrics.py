@@ -25,8 +25,14 @@ MISSING = "missing"
 NON_FINITE = "non_finite"
 """The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
 
+OPEN_CLAIM = "open_claim"
+"""The task whose only metric, "open_claim_<metric>", says that a claim on that metric could not be decided."""
+
 _OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
 """Those that are not weighted where documents were drawn."""
+
+OF_DRAWN = (*_OF_DRAWN, "flips_right_to_wrong", "flips_wrong_to_right", "mcnemar_p")
+"""Those of which nothing is known for all documents where some were drawn."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,11 @@ def non_finite_requests(metrics: Iterable[Metric]) -> int:
     return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))
 
 
+def is_open(metric: Metric, metrics: Iterable[Metric]) -> bool:
+    """Whether a claim on `metric` over all tasks could not be decided, so that its value meets no bound and no goal."""
+    return metric.task == ALL and any(item.metric == f"{OPEN_CLAIM}_{metric.metric}" for item in metrics)
+
+
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
     values: Mapping[str, Any] = results["results"][task]
     directions = results.get("higher_is_better", {}).get(task) or {}
@@ -119,6 +130,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
     number = comparison.non_finite
     wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
+    claim = comparison.certainty
+    if claim is not None and claim.verdict == "open":
+        wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", 1.0, higher_is_better=False))
     return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
@@ -149,8 +163,9 @@ def _of_outcome(found: Outcome) -> Iterator[Metric]:
         "accuracy_difference": sign * found.difference,
         "accuracy_difference_low": low,
         "accuracy_difference_high": high,
-        "mcnemar_p": found.mcnemar_p,
     }
+    if found.num_population is None:  # the flips decided when to stop
+        values["mcnemar_p"] = found.mcnemar_p
     for name, value in values.items():
         is_better = name != "flips_right_to_wrong"
         is_estimate, n = name.startswith("accuracy"), found.num_documents
