@@ -6,7 +6,6 @@ Answers come in points, perplexities of whole texts in per cent; more is always 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 

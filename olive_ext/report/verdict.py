@@ -1,7 +1,7 @@
 """The one line on what a comparison found, and the figures by which. Never says that two models are the same.
 
 Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
-and the distributions to be near. A claim about drawn documents settles its own sentence: nothing else is dropped for it.
+and the distributions to be near. A claim about drawn documents settles its own sentence: no finding is dropped for it.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
     for task, name in bounds:
         if name.partition(",")[0].rpartition("/")[2] in OF_DRAWN:
             raise ConfigError(
-                f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': evaluate "
-                f"'all', or put a bound on another metric ({', '.join(item for item in NAMES if item not in OF_DRAWN)})"
+                f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
+                f"evaluate 'all', or bound one of {', '.join(item for item in NAMES if item not in OF_DRAWN)}"
             )
 
 

@@ -126,8 +126,8 @@ class Evidence:
     def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
         """Settles the bets on one drawn document of each run, and learns from it.
 
-        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN counts
-        as its stratum's mean.
+        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN
+        counts as its stratum's mean.
         """
         cells = np.arange(len(strata_R)), strata_R
         odds, means_R = self._odds(scores_RH), self._beliefs()[0][cells]

@@ -62,8 +62,8 @@ class Population:
         return float(self.weights_N[self.weights_N > 0].min(initial=np.inf))
 
     def shares(self, documents: IntArray, values: npt.ArrayLike) -> FloatArray:
-        """Where `values` lie between the limits of `documents`, NaN for one that is; ValueError for one that does not lie
-        there."""
+        """Where `values` lie between the limits of `documents`, NaN for one that is; ValueError for one that lies
+        elsewhere."""
         lows, highs = self.lows_N[documents], self.highs_N[documents]
         shares: FloatArray = (np.asarray(values, np.float64) - lows) / (highs - lows)
         if ((shares < 0) | (shares > 1)).any():

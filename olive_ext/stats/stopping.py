@@ -27,8 +27,8 @@ _LEAST, _ESTIMATED, _GREATEST = range(3)
 """Runs of the same draws, by the values that they take the documents to have."""
 
 _ERRORS = 3.0
-"""Standard errors of estimated values that the greatest mean lies over the estimated one: what they leave out, 0.1 %, is
-little beside a claim's 5 %."""
+"""Standard errors of estimated values that the greatest mean lies over the estimated one: what they leave out, 0.1 %,
+is little beside a claim's 5 %."""
 
 Verdict = Literal["kept", "broken", "open"]
 
@@ -51,8 +51,8 @@ class Decision:
     """`estimate` of the population mean within its interval, `low` to `high`; all three are equal where none is left
     and all are known.
 
-    "kept" and "broken" are each wrong with probability at most 1 - confidence, whenever they are read. "open" where none
-    is left says that what is not known of the documents would decide.
+    "kept" and "broken" are each wrong with probability at most 1 - confidence, whenever they are read. "open" where
+    none is left says that what is not known of the documents would decide.
     """
 
     verdict: Verdict
@@ -115,7 +115,9 @@ class Sampler:
         if self._pending is None:
             raise ValueError("there is no batch that values are missing of")
         documents, scores_RH = self._pending
-        shares, least = (self._population.shares(documents, found) for found in (values, values if lows is None else lows))
+        shares, least = (
+            self._population.shares(documents, found) for found in (values, values if lows is None else lows)
+        )
         widths = (self._population.highs_N - self._population.lows_N)[documents]
         errors = np.sqrt(np.zeros(len(documents)) if variances is None else np.asarray(variances)) / widths
         for position, document in enumerate(documents):

@@ -69,8 +69,9 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
     folder = path if path.is_dir() else path.parent
-    files = sorted((os.path.relpath(file, folder), file) for file in _reference_files(reference, folder))
-    return [settings, _content(tuple((*named, named[1].stat().st_size, named[1].stat().st_mtime_ns) for named in files))]
+    files = {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
+    facts = ((name, file, file.stat().st_size, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
+    return [settings, _content(tuple(facts))]
 
 
 def _reference_files(reference: ReferenceConfig, folder: Path) -> set[Path]:
@@ -83,7 +84,7 @@ def _reference_files(reference: ReferenceConfig, folder: Path) -> set[Path]:
         found |= set(model_files(resolve(ModelSettings(model=reference.path, **which)).files))
     except OliveExtError:  # opening it will say so
         pass
-    return {Path(os.path.abspath(file)) for file in found}
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""A claim settles its own sentence: whatever else was found of generated comparisons, it never makes the verdict better."""
+"""A claim settles its own sentence: whatever else was found, it never makes a generated comparison's verdict better."""
 
 from __future__ import annotations
 
@@ -163,7 +163,16 @@ def run(reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int) -
     whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
     part = sampled_outcome(*WHOLE, reference, reference[drawn], candidate[drawn], [weights[item] for item in drawn])
     claim = Certainty(
-        *("accuracy_difference", "above", -bound, 0.95, decision.verdict, decision.estimate, decision.low, decision.high),
+        *(
+            "accuracy_difference",
+            "above",
+            -bound,
+            0.95,
+            decision.verdict,
+            decision.estimate,
+            decision.low,
+            decision.high,
+        ),
         *(decision.num_evaluated, decision.num_documents, "a", WHOLE),
     )
     outcome = whole if len(drawn) == len(reference) else part

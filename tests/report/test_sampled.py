@@ -22,6 +22,7 @@ from olive_ext.stats.paired_answers import sampled_outcome
 from tests.report.synthetic import comparison, report
 
 WHOLE = (ALL, "accuracy", "none")
+CERTAIN = "is certain (95 % for this model)"
 STOPPED = "342 of 10,042 documents, stopped"
 
 
@@ -33,21 +34,21 @@ def certainty(**changes: Any) -> Certainty:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "342 of 10,042 documents, stopped: loss below 1 point is certain (95 % for this model)"),
-        ({"verdict": "broken"}, "342 of 10,042 documents, stopped: loss above 1 point is certain (95 % for this model)"),
-        ({"side": "below"}, "342 of 10,042 documents, stopped: loss above 1 point is certain (95 % for this model)"),
-        ({"bound": 0.02, "confidence": 0.9}, "342 of 10,042 documents, stopped: gain above 2 points is certain (90 % for this model)"),
+        ({}, f"{STOPPED}: loss below 1 point {CERTAIN}"),
+        ({"verdict": "broken"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
+        ({"side": "below"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
+        ({"bound": 0.02, "confidence": 0.9}, f"{STOPPED}: gain above 2 points {CERTAIN.replace('95', '90')}"),
         ({"num_evaluated": 10_042}, "all 10,042 documents: loss below 1 point"),
         (
             {"num_evaluated": 10_042, "verdict": "open", "num_unknown": 2},
             "all 10,042 documents, 2 without an answer: loss below 1 point is not certain",
         ),
-        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats is certain (95 % for this model)"),
+        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats {CERTAIN}"),
         (
             {"metric": "kl_mean", "side": "below", "bound": 0.02, "cut": 1.0, "beyond_cut": 0.0252},
-            f"{STOPPED}: KL below 0.02 nats is certain (95 % for this model), of positions cut at 1 nat: 0.025 nats lie beyond",
+            f"{STOPPED}: KL below 0.02 nats {CERTAIN}, of positions cut at 1 nat: 0.025 nats lie beyond",
         ),
-        ({"metric": "top1_agreement", "bound": 0.9}, f"{STOPPED}: top-1 agreement above 90 % is certain (95 % for this model)"),
+        ({"metric": "top1_agreement", "bound": 0.9}, f"{STOPPED}: top-1 agreement above 90 % {CERTAIN}"),
     ],
 )  # fmt: skip
 def test_sentence_says_what_is_certain(changes: dict[str, Any], sentence: str) -> None:

@@ -193,7 +193,9 @@ def test_broken_task_is_not_hidden_among_many_positions() -> None:
         "the distributions of far are far apart, as with weights of 2 bits or fewer",
     )
     alone = replace(far, kl=replace(far.kl, stderr=None), top1_agreement_stderr=None)
-    assert verdict(Comparison({}, (near, alone, whole), (outcome("near", **SAFE), outcome("far", **SAFE)))).kind != "loss"
+    assert (
+        verdict(Comparison({}, (near, alone, whole), (outcome("near", **SAFE), outcome("far", **SAFE)))).kind != "loss"
+    )
 
 
 def test_nothing_compared_says_so() -> None:

@@ -15,7 +15,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
-from tests.model.tiny import put_genai, put_graph, put_tokenizer, put_weight
+from tests.model.tiny import put_genai, put_graph, put_tokenizer
 
 
 def settings(reference: Any = "input_model") -> EvaluationSettings:

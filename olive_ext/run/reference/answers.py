@@ -72,10 +72,9 @@ class Answers:
         return next((name for name in self.metrics if set(self.with_value(name).right(name)) <= {0.0, 1.0}), None)
 
     def right(self, metric: str) -> FloatArray:
-        """1 for every right answer, 0 for every wrong one and NaN for one without a value, in the order of the
-        documents."""
-        values = [answer.values.get(metric, math.nan) for answer in self.by_document.values()]
-        return np.array(values, np.float64) if self.metrics[metric] else 1 - np.array(values, np.float64)
+        """1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
+        values = np.array([answer.values.get(metric, math.nan) for answer in self.by_document.values()], np.float64)
+        return values if self.metrics[metric] else 1 - values
 
 
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
@@ -95,8 +94,7 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
 def check_same_questions(reference: Answers, candidate: Answers) -> None:
     """Raises `TaskError` where the prompts or documents of two runs of one task differ."""
     first, second = reference.by_document, candidate.by_document
-    shared = first.keys() & second.keys()
-    differing = [item for item in second if item in shared and first[item].digest != second[item].digest]
+    differing = [item for item in second if item in first and first[item].digest != second[item].digest]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(
@@ -229,11 +227,8 @@ def compare_answers(
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
     task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
-    `matters` the points that matter.
-
-    Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for.
-
-    Raises `TaskError` where the prompts of the two runs differ.
+    `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
+    documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
     """
     pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
     outcomes = [pair.outcome(weights) for pair in pairs]
@@ -241,8 +236,9 @@ def compare_answers(
     for pair, outcome in zip(pairs, outcomes, strict=True):
         if outcome.is_binary:
             firsts.setdefault(outcome.task, pair)
-    binary = {item.task: item for item in reversed(reference) if item.first_binary() is not None}
-    undrawn = [item for task, item in binary.items() if weights is not None and task not in firsts]
+    asked = {item.task for item in (reference if weights is None else candidate)}
+    binary = {item.task: (item, name) for item in reversed(reference) if (name := item.first_binary()) is not None}
+    undrawn = [item.with_value(name).right(name) for task, (item, name) in binary.items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
@@ -264,14 +260,12 @@ def _pairs(
                 yield _Pair(other, own, metric, numbers, one, two, matters)
 
 
-def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[Answers], weights: Weights | None) -> Outcome:
-    """The outcome over all documents, those of `undrawn` tasks among them, of which a right answer counts 1 whichever
-    direction its task's metric has."""
+def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
+    """The outcome over all documents, those of `undrawn` tasks among them, where a right answer counts 1 always."""
     names = ALL, ACCURACY, "none"
     first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
     second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
-    rest = [item.with_value(metric).right(metric) for item in undrawn if (metric := item.first_binary()) is not None]
-    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *rest])
+    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])
     if weights is None or len(first) == len(whole):
         return compare_outcomes(*names, first, second, matters=pairs[0].matters)
     return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))

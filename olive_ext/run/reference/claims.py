@@ -114,8 +114,8 @@ def _check_binary(values: Mapping[Document, float]) -> None:
     for (task, number), value in values.items():
         if value not in (0, 1) and not math.isnan(value):
             raise TaskError(
-                f"'documents' = 'enough': task '{task}', document {number}: the reference's answers are right or wrong, "
-                f"and the model's is {value:g}: evaluate 'all'"
+                f"'documents' = 'enough': task '{task}', document {number}: the reference's answers are right or "
+                f"wrong, and the model's is {value:g}: evaluate 'all'"
             )
 
 
@@ -197,7 +197,11 @@ def _document_means(
     found: dict[Document, tuple[float, float, float]] = {}
     for task in dict.fromkeys(task for task, _ in batch.documents):
         rows = batch.observer.rows(task)
-        positions = _kl(rows, highest) if metric == "kl_mean" else np.array([1.0 - rows["same_top"]] * 2 + [rows["kl_variance"] * 0])
+        positions = (
+            _kl(rows, highest)
+            if metric == "kl_mean"
+            else np.array([1.0 - rows["same_top"]] * 2 + [rows["kl_variance"] * 0])
+        )
         numbers, places, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
         values, lows, variances = (np.bincount(places, weights=one) / sizes for one in positions)
         ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes

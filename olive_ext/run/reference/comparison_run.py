@@ -130,9 +130,7 @@ class Comparer:
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
             reference = self._reference = self._reference or self._run_resident(lm)
-        question = question_of(
-            config.claim, reference.answers, reference.observer, reference.generated, reference.lost
-        )
+        question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
             results, self._drawn = run.run(model, self._observer)

@@ -59,7 +59,14 @@ class Run:
     """One evaluation, as `evaluate` makes it."""
 
     def __init__(
-        self, tasks: LoadedTasks, mode: Mode, candidate: Any, *, loses: Any = None, reference_loses: Any = None, **settings: Any
+        self,
+        tasks: LoadedTasks,
+        mode: Mode,
+        candidate: Any,
+        *,
+        loses: Any = None,
+        reference_loses: Any = None,
+        **settings: Any,
     ) -> None:
         given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": list(tasks.tasks)}
         config = EvaluationConfig.parse({**given, "bootstrap_iters": 0, **settings})
@@ -284,7 +291,9 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
 
 @pytest.mark.parametrize("mode", ["recorded", "resident"])
 @pytest.mark.parametrize("certain", CLAIMS)
-def test_documents_that_the_reference_lost_are_not_drawn(tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]) -> None:
+def test_documents_that_the_reference_lost_are_not_drawn(
+    tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]
+) -> None:
     found = Run(tasks, mode, perturbed(0.6), reference_loses=some, documents="enough", certain=certain)
     certainty = found.comparison.certainty
     assert certainty is not None
@@ -301,7 +310,9 @@ def test_document_whose_output_is_not_finite_is_not_known() -> None:
     assert np.isnan(found.values).all()
 
 
-@pytest.mark.parametrize(("kl", "error", "expected"), [(0.3, 0.0, 0.3), (-0.1, 0.05, 0.0), (0.9, 0.1, 1.0), (5.0, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("kl", "error", "expected"), [(0.3, 0.0, 0.3), (-0.1, 0.05, 0.0), (0.9, 0.1, 1.0), (5.0, 0.0, 1.0)]
+)
 def test_records_error_is_a_part_of_the_value(kl: float, error: float, expected: float) -> None:
     asked = question_of(Certain(metric="kl_mean", below=0.1), [_answers(1)], _Positions(), [])
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
