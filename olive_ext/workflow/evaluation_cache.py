@@ -29,7 +29,6 @@ from olive_ext.workflow.metric_results import broken_in, names_kept_for
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
-_SETTINGS = (".json", ".jinja", ".txt", ".model", ".py")
 _DIGEST_BYTES = 8
 _CHUNK_BYTES = 1 << 24
 
@@ -74,17 +73,17 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     return [settings, _content(tuple(facts))]
 
 
-def _reference_files(reference: ReferenceConfig, folder: Path) -> set[Path]:
-    """All that lies in the reference's folder, the settings below it, and what its parts are found to be: graphs in
-    folders of their own, with their weights, and a tokenizer beside them."""
-    found = {file for file in folder.iterdir() if file.is_file()}
-    found |= {file for file in folder.rglob("*") if file.suffix in _SETTINGS and file.is_file()}
+def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]:
+    """All that lies in the reference's folder, and what its parts are found to be: graphs in folders of their own with
+    their weights, the package around them, its tokenizer and templates."""
+    yield from _files(folder, "*")
+    which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
     try:
-        which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
-        found |= set(model_files(resolve(ModelSettings(model=reference.path, **which)).files))
+        files = resolve(ModelSettings(model=reference.path, **which)).files
     except OliveExtError:  # opening it will say so
-        pass
-    return found
+        return
+    yield from _files(files.directory, "*")
+    yield from model_files(files)
 
 
 @lru_cache(maxsize=8)

@@ -180,13 +180,15 @@ def run(reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int) -
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])
-@pytest.mark.parametrize("count", [6, 400, 4000])
+@pytest.mark.parametrize("count", [6, 400, 2000])
 def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> None:
-    random, better, num_runs = np.random.default_rng(0), 0, 40
+    random, better, green, num_runs = np.random.default_rng(0), 0, 0, 20
     for seed in range(num_runs):
         reference = (random.random(count) < 0.7).astype(float)
         lost, won = random.choice([0.0, 0.005, 0.02, 0.08]), random.choice([0.0, 0.01])
         candidate = np.where(reference == 1, random.random(count) >= lost, random.random(count) < won).astype(float)
         whole, part = run(reference, candidate, bound, seed)
+        green += is_green(verdict(part).kind)
         better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
     assert better <= 0.05 * num_runs
+    assert green or count < 2000 or bound > 0.005, "a claim that leaves room for the error of all documents can be green"

@@ -15,7 +15,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
-from tests.model.tiny import put_genai, put_graph, put_tokenizer
+from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
 
 
 def settings(reference: Any = "input_model") -> EvaluationSettings:
@@ -120,9 +120,14 @@ def test_caches_notice_a_changed_part_of_a_package(tmp_path: Path) -> None:
 
 def test_caches_notice_a_changed_template_below_a_reference(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"one")
+    put_json(tmp_path / "config.json", {"model_type": "llama"})
+    put_tokenizer(tmp_path)
     template = tmp_path / "additional_chat_templates" / "tool_use.jinja"
     template.parent.mkdir()
     template.write_text("one")
     first = environment(settings(str(tmp_path)))
     template.write_text("two")
-    assert environment(settings(str(tmp_path))) != first
+    changed = environment(settings(str(tmp_path)))
+    assert changed != first
+    put_json(tmp_path / "out" / "report.json", {})
+    assert environment(settings(str(tmp_path))) == changed
