@@ -194,7 +194,7 @@ class Certainty:
     """Task, metric and filter of the outcome that the claim is about; None of a mean over positions."""
 
     num_unknown: int = 0
-    """Documents among those evaluated that have no value: whatever these are, the claim is decided."""
+    """Documents among those evaluated that have no value: the claim is decided whatever these are, or open."""
 
     cut: float | None = None
     """Of a position's KL no more counts in the claim, in nats; None where all does."""

@@ -61,11 +61,16 @@ class Metric:
     """Whether the value of drawn documents is weighted so that it is one for all documents, or is of them alone."""
 
     @property
+    def is_of_drawn(self) -> bool:
+        """Whether the value is of drawn documents alone, and says nothing of the others."""
+        return not self.is_estimate and self.num_population not in (None, self.n)
+
+    @property
     def documents(self) -> str:
         """The number of documents for people; empty where there is none."""
         if self.n is None or self.num_population is None:
             return "" if self.n is None else count(self.n)
-        return f"{count(self.n)} of {count(self.num_population)}{'' if self.is_estimate else ', unweighted'}"
+        return f"{count(self.n)} of {count(self.num_population)}{', unweighted' if self.is_of_drawn else ''}"
 
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:

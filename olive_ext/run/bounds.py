@@ -149,7 +149,7 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
     name = long if bound.filter else short
     if is_open(metric, metrics):
         yield f"{name} is not certain: what is not known of the documents would decide"
-    elif not metric.is_estimate:
+    elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents alone ({metric.documents}): no bound of all can be held against it"
     if bound.max is not None and not metric.value <= bound.max:
         yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"

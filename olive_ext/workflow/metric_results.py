@@ -53,8 +53,8 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
     found = {}
     for item in report.metrics:
         if item.metric not in NAMES or (item.task, item.metric) in _KEPT or item in bounded:
-            is_told = item.is_estimate or item not in bounded  # of drawn documents alone it holds no bound
-            found[key(item, report)] = _entry(item if is_told else replace(item, value=math.nan), -1)
+            holds_none = item.is_of_drawn and item in bounded
+            found[key(item, report)] = _entry(replace(item, value=math.nan) if holds_none else item, -1)
             if item.stderr is not None:
                 stderr = replace(item, value=item.stderr, higher_is_better=False)
                 found[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)

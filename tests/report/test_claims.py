@@ -191,4 +191,6 @@ def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> N
         green += is_green(verdict(part).kind)
         better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
     assert better <= 0.05 * num_runs
-    assert green or count < 2000 or bound > 0.005, "a claim that leaves room for the error of all documents can be green"
+    assert green or count < 2000 or bound > 0.005, (
+        "a claim that leaves room for the error of all documents can be green"
+    )
