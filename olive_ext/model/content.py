@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from olive_ext.errors import ModelError
@@ -32,13 +32,22 @@ def content_hash(files: ModelFiles) -> str:
     """Digest (32 hex digits) of everything that decides a model's numbers: graph, external data, genai_config.json's
     `model`, tokenizer and chat template. The same wherever the files lie; reads all of them (about 1 s/GB)."""
     config = json.dumps(files.genai_config.get("model"), sort_keys=True).encode()
-    parts: list[tuple[str, Path | bytes]] = [("genai_config", config), ("decoder", files.decoder)]
-    parts += ((f"weights {index}", path) for index, path in enumerate(files.weights))
-    for part, companion in files.companions.items():
-        parts += ((f"{part} {index}", path) for index, path in enumerate((companion.graph, *companion.weights)))
     token_files = tokenizer_files(files.tokenizer)
+    parts: list[tuple[str, Path | bytes]] = [("genai_config", config), *_graphs(files)]
     parts += ((f"tokenizer {path.name}", path) for path in token_files)
     return digest_of(parts if token_files else [*parts, ("tokenizer", files.tokenizer.encode())])
+
+
+def model_files(files: ModelFiles) -> list[Path]:
+    """The files that `content_hash` reads, wherever they lie; of a Hugging Face model its tokenizer's and weights."""
+    return [path for _, path in _graphs(files) if path.is_file()] + tokenizer_files(files.tokenizer)
+
+
+def _graphs(files: ModelFiles) -> Iterator[tuple[str, Path]]:
+    yield "decoder", files.decoder
+    yield from ((f"weights {index}", path) for index, path in enumerate(files.weights))
+    for part, companion in files.companions.items():
+        yield from ((f"{part} {index}", path) for index, path in enumerate((companion.graph, *companion.weights)))
 
 
 def hf_content_hash(folder: Path) -> str:

@@ -9,10 +9,12 @@ between those groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from olive_ext.report.comparison import Divergence
+
+_Z95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,12 @@ def band_of(found: Divergence) -> Band:
     return next(
         band for band in BANDS if found.kl.mean <= band.most_kl and found.top1_agreement >= band.least_agreement
     )
+
+
+def certain_band(found: Divergence) -> Band:
+    """The nearest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
+    kl, agreement = found.kl.stderr, found.top1_agreement_stderr
+    if kl is None or agreement is None:
+        return BANDS[0]
+    nearest = replace(found.kl, mean=found.kl.mean - _Z95 * kl)
+    return band_of(replace(found, kl=nearest, top1_agreement=found.top1_agreement + _Z95 * agreement))

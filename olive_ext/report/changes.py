@@ -6,12 +6,12 @@ Answers come in points, perplexities of whole texts in per cent; more is always 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 
 _LEVEL = 0.05
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - _LEVEL / 2, 0.8))
@@ -53,6 +53,10 @@ class Change:
         """Whether a loss is certain."""
         return self.high < 0 or (self.is_significant and self.estimate < 0)
 
+    def may_lose(self, size: float) -> bool:
+        """Whether a loss of `size` is not excluded."""
+        return not self.low >= -size
+
     @property
     def is_gained(self) -> bool:
         """Whether a gain is certain."""
@@ -70,16 +74,27 @@ class Change:
 def changes_of_answers(comparison: Comparison) -> list[Change]:
     """Of all answers that are right or wrong together; of the first metric of each task without such answers, at the
     level of Bonferroni; and of single tasks whose exact p-value stays below 5 % after Holm's correction."""
-    judged, significant = _judged(comparison), _significant(comparison.outcomes)
+    judged, significant = _judged(comparison), _significant(comparison)
     wider = NormalDist().inv_cdf(1 - _LEVEL / 2 / max(1, len(judged))) / _QUANTILE
     found = [_of_answers(item, comparison, wider, item in significant) for item in judged]
-    return found + [_of_answers(item, comparison, 1.0, True) for item in significant if item not in judged]
+    found += [_of_answers(item, comparison, 1.0, True) for item in significant if item not in judged]
+    return [_with_unanswered(change, comparison) for change in found]
 
 
 def changes_of_texts(comparison: Comparison) -> list[Change]:
     """Of the perplexities of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
     answered = {ALL, *(item.task for item in comparison.outcomes)}
-    return [_of_text(item, comparison.matters) for item in comparison.divergences if item.task not in answered]
+    found = [_of_text(item, comparison.matters) for item in comparison.divergences if item.task not in answered]
+    return [_with_unanswered(change, comparison) for change in found]
+
+
+def _with_unanswered(change: Change, comparison: Comparison) -> Change:
+    """Documents without an answer, a request each at most, may all be lost: in points of them and the compared ones."""
+    if not comparison.missing:
+        return change
+    everything = comparison.missing + sum(comparison.documents().values())
+    needed = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
+    return replace(change, low=change.low - 100 * comparison.missing / everything, needed=needed)
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:
@@ -97,16 +112,28 @@ def _judged(comparison: Comparison) -> list[Outcome]:
     return [*overall, *list(others.values())[::-1]]
 
 
-def _significant(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _significant(comparison: Comparison) -> list[Outcome]:
     """Outcomes with p below 5 % by Holm's step-down procedure; each task counts once, by its first right or wrong."""
-    firsts = {item.task: item for item in reversed(outcomes) if item.task != ALL and item.is_binary}
-    ordered = sorted(firsts.values(), key=lambda item: item.mcnemar_p)
+    firsts = {item.task: item for item in reversed(comparison.outcomes) if item.task != ALL and item.is_binary}
+    claimed = None if comparison.certainty is None else comparison.certainty.outcome
+    values = [(_p(item, claimed), item) for item in firsts.values()]
     kept: list[Outcome] = []
-    for rank, item in enumerate(ordered):
-        if item.mcnemar_p * (len(ordered) - rank) >= _LEVEL:
+    for rank, (p, item) in enumerate(sorted(values, key=lambda value: value[0])):
+        if p * (len(values) - rank) >= _LEVEL:
             break
         kept.append(item)
     return kept
+
+
+def _p(item: Outcome, claimed: tuple[str, str, str] | None) -> float:
+    """The exact p-value; of drawn documents, which are not drawn alike, by the normal interval of their weighted mean.
+    The interval of a claim is none, and decides by itself."""
+    if item.num_population is None:
+        return item.mcnemar_p
+    half = (item.high - item.low) / 2
+    if claimed == (item.task, item.metric, item.filter) or not half > 0:
+        return 1.0
+    return 2 * NormalDist().cdf(-_QUANTILE * abs(item.difference) / half)
 
 
 def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_significant: bool) -> Change:
@@ -122,7 +149,7 @@ def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_signific
         low=estimate + wider * (low - estimate),
         high=estimate + wider * (high - estimate),
         figure=Figure(f"{name} difference", f"{shown}{' pt' * item.is_share}", interval),
-        needed=_needed_of_answers(item, comparison.loss_that_matters(item)),
+        needed=_needed_of_answers(item, comparison.loss_that_matters(item), comparison.certainty),
         is_significant=is_significant,
     )
 
@@ -146,8 +173,15 @@ def _of_text(found: Divergence, matters: float) -> Change:
     )
 
 
-def _needed_of_answers(item: Outcome, size: float) -> str:
-    """By `Outcome.documents_needed`; without any flip so many that the exact binomial bound of no flip is `size`."""
+def _needed_of_answers(item: Outcome, size: float, certainty: Certainty | None) -> str:
+    """By `Outcome.documents_needed`; without any flip so many that the exact binomial bound of no flip is `size`. Of a
+    claim the bound that would do: all documents have an error of their own."""
+    if item.num_population is not None:
+        if certainty is None or certainty.outcome != (item.task, item.metric, item.filter):
+            return ""
+        low = item.low if item.higher_is_better else -item.high
+        bound = size - (certainty.low - low)
+        return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few"
     if item.is_binary and not item.right_to_wrong + item.wrong_to_right:
         return f"at least {_rounded(math.log(_LEVEL / 2) / math.log1p(-size))} documents would do"
     return _needed(item.documents_needed.get(f"{size:g}"), item.num_documents)

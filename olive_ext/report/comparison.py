@@ -14,6 +14,9 @@ from olive_ext.errors import counted
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
+ACCURACY = "accuracy"
+"""The metric's name in an `Outcome` over the answers of all tasks."""
+
 NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
 
@@ -174,7 +177,9 @@ class Certainty:
 
     bound: float
     confidence: float
-    verdict: Literal["kept", "broken"]
+    verdict: Literal["kept", "broken", "open"]
+    """"open" where all documents are evaluated, and what is not known of them would decide."""
+
     estimate: Number
     low: Number
     high: Number
@@ -185,19 +190,38 @@ class Certainty:
     sample: str
     """Digest of the numbers of the drawn documents: reports of other samples are not compared."""
 
+    outcome: tuple[str, str, str] | None = None
+    """Task, metric and filter of the outcome that the claim is about; None of a mean over positions."""
+
+    num_unknown: int = 0
+    """Documents among those evaluated that have no value: the claim is decided whatever these are, or open."""
+
+    cut: float | None = None
+    """Of a position's KL no more counts in the claim, in nats; None where all does."""
+
+    beyond_cut: Number = 0.0
+    """What positions have beyond the cut, as a part of the mean KL of the drawn documents."""
+
     @property
     def is_above(self) -> bool:
-        """On which side of the bound the metric certainly is."""
-        return (self.side == "above") == (self.verdict == "kept")
+        """On which side of the bound the metric is, or was to be where that is open."""
+        return (self.side == "above") == (self.verdict != "broken")
 
     def sentence(self) -> str:
-        """ "342 of 10,042 documents, stopped: loss below 1 point is certain (95 %)"."""
-        found, level = f"{self._found()}", f"{100 * self.confidence:g} %"
+        """ "342 of 10,042 documents, stopped: loss below 1 point is certain (95 % for this model)"."""
+        level, unknown = f"{100 * self.confidence:g} % for this model", ""
+        if self.num_unknown:
+            unknown = f", {self.num_unknown:,} without an answer"
+        everything = f"{'all ' * (self.num_documents != 1)}{counted(self.num_documents, 'document')}{unknown}"
+        if self.verdict == "open":
+            return f"{everything}: {self.statement()} is not certain{self._cut()}"
         if self.num_evaluated == self.num_documents:
-            return f"{'all ' * (self.num_documents != 1)}{counted(self.num_documents, 'document')}: {found}"
-        return f"{self.num_evaluated:,} of {self.num_documents:,} documents, stopped: {found} is certain ({level})"
+            return f"{everything}: {self.statement()}{self._cut()}"
+        drawn = f"{self.num_evaluated:,} of {self.num_documents:,} documents{unknown}"
+        return f"{drawn}, stopped: {self.statement()} is certain ({level}){self._cut()}"
 
-    def _found(self) -> str:
+    def statement(self) -> str:
+        """ "loss below 1 point"."""
         if self.metric == "kl_mean":
             return f"KL {'above' if self.is_above else 'below'} {self.bound:g} nats"
         if self.metric == "top1_agreement":
@@ -206,6 +230,13 @@ class Certainty:
         size = 100 * abs(self.bound)
         word = "below" if self.is_above == is_loss else "above"
         return f"{'loss' if is_loss else 'gain'} {word} {size:g} point{'s' * (size != 1)}"
+
+    def _cut(self) -> str:
+        """Nothing where the mean lies over the bound: what is cut off lies there, too."""
+        if self.cut is None or self.is_above:
+            return ""
+        beyond = f": {self.beyond_cut:.2g} nats lie beyond" if self.beyond_cut > 0 else ""
+        return f", of positions cut at {self.cut:g} nat{'s' * (self.cut != 1)}{beyond}"
 
 
 @dataclass(frozen=True)

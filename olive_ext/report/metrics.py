@@ -25,8 +25,14 @@ MISSING = "missing"
 NON_FINITE = "non_finite"
 """The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
 
+OPEN_CLAIM = "open_claim"
+"""The task whose only metric, "open_claim_<metric>", says that a claim on that metric could not be decided."""
+
 _OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
 """Those that are not weighted where documents were drawn."""
+
+OF_DRAWN = (*_OF_DRAWN, "flips_right_to_wrong", "flips_wrong_to_right", "mcnemar_p")
+"""Those of which nothing is known for all documents where some were drawn."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,16 @@ class Metric:
     """Whether the value of drawn documents is weighted so that it is one for all documents, or is of them alone."""
 
     @property
+    def is_of_drawn(self) -> bool:
+        """Whether the value is of drawn documents alone, and says nothing of the others."""
+        return not self.is_estimate and self.num_population not in (None, self.n)
+
+    @property
     def documents(self) -> str:
         """The number of documents for people; empty where there is none."""
         if self.n is None or self.num_population is None:
             return "" if self.n is None else count(self.n)
-        return f"{count(self.n)} of {count(self.num_population)}{'' if self.is_estimate else ', unweighted'}"
+        return f"{count(self.n)} of {count(self.num_population)}{', unweighted' if self.is_of_drawn else ''}"
 
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
@@ -68,12 +79,17 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     lm-eval names a number "metric,filter" and its error bar "metric_stderr,filter"; an entry without a filter (name,
     alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
     """
-    return tuple(metric for task in results["results"] for metric in _of_task(task, results))
+    return tuple(metric for task in results.get("results", {}) for metric in _of_task(task, results))
 
 
 def non_finite_requests(metrics: Iterable[Metric]) -> int:
     """The requests that the metrics hold to be without a finite output: with any, the other metrics mean nothing."""
     return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))
+
+
+def is_open(metric: Metric, metrics: Iterable[Metric]) -> bool:
+    """Whether a claim on `metric` over all tasks could not be decided, so that its value meets no bound and no goal."""
+    return metric.task == ALL and any(item.metric == f"{OPEN_CLAIM}_{metric.metric}" for item in metrics)
 
 
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
@@ -119,6 +135,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     of_divergences = [metric for item in divergences for metric in _of_divergence(item)]
     number = comparison.non_finite
     wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
+    claim = comparison.certainty
+    if claim is not None and claim.verdict == "open":
+        wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", 1.0, higher_is_better=False))
     return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
@@ -149,8 +168,9 @@ def _of_outcome(found: Outcome) -> Iterator[Metric]:
         "accuracy_difference": sign * found.difference,
         "accuracy_difference_low": low,
         "accuracy_difference_high": high,
-        "mcnemar_p": found.mcnemar_p,
     }
+    if found.num_population is None:  # the flips decided when to stop
+        values["mcnemar_p"] = found.mcnemar_p
     for name, value in values.items():
         is_better = name != "flips_right_to_wrong"
         is_estimate, n = name.startswith("accuracy"), found.num_documents

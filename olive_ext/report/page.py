@@ -73,7 +73,7 @@ def page_of(report: Report) -> Page:
     name = str(comparison.reference.get(NAME) or _short_path(str(comparison.reference.get("path", "reference"))))
     if name == candidate.name:
         name = f"{name} (reference)"
-    metrics = read_metrics(comparison.metrics) if "results" in comparison.metrics else ()
+    metrics = read_metrics(comparison.metrics)
     contrast = Contrast(candidate.name, name, comparison)
     return Page(f"{candidate.name} against {name}", (Column(name, metrics), candidate), (contrast,), report.created)
 

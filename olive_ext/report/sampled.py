@@ -18,35 +18,54 @@ Key = tuple[str, str, str]
 
 
 def certain_comparison(comparison: Comparison, certainty: Certainty) -> Comparison:
-    """The comparison with its claim: the accuracy over all documents gets the estimate and the interval that decided, a
-    mean over all positions is held to the certain side of the bound. Divergences say of how many documents they are."""
+    """The comparison with its claim: the outcome that the claim is about gets the estimate and the interval that
+    decided; other numbers stay what was measured. Divergences say of how many documents they are."""
     counts: dict[str, int | None] = {item.task: item.num_population for item in comparison.outcomes}
     counts |= {metric.task: metric.n for metric in read_metrics(comparison.metrics) if metric.n is not None}
     counts[ALL] = certainty.num_documents
+    outcomes = [_decided(item, certainty) for item in comparison.outcomes]
     divergences = [replace(item, num_population=counts.get(item.task)) for item in comparison.divergences]
-    outcomes = list(comparison.outcomes)
-    if certainty.metric == "accuracy_difference":
-        binary = sorted((item for item in outcomes if item.is_binary), key=lambda item: item.task != ALL)
-        outcomes = [_decided(item, certainty) if item is binary[0] else item for item in outcomes]
-    elif (whole := comparison.overall_divergence()) is not None:
+    if (whole := comparison.overall_divergence()) is not None:
         place = comparison.divergences.index(whole)
         divergences[place] = _held(divergences[place], certainty)
     return replace(comparison, outcomes=tuple(outcomes), divergences=tuple(divergences), certainty=certainty)
 
 
 def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
-    sign = 1 if outcome.higher_is_better else -1
+    """With the claim's interval, wider on both sides by the error that all documents have: those of a task are a sample
+    of what it asks, too. Where all are known the outcome has that error already."""
+    if certainty.outcome != (outcome.task, outcome.metric, outcome.filter) or outcome.num_population is None:
+        return outcome
+    sign, total = 1 if outcome.higher_is_better else -1, certainty.num_documents
+    flipped = (outcome.right_to_wrong + outcome.wrong_to_right) / outcome.num_documents
+    margin = max(_Z95 * math.sqrt(flipped / total), 1 - 0.025 ** (1 / total))
     low, high = sorted((sign * certainty.low, sign * certainty.high))
-    difference = sign * certainty.estimate
-    return replace(outcome, candidate=outcome.reference + difference, difference=difference, low=low, high=high)
+    difference = sign * _beyond(certainty.estimate, certainty)
+    return replace(
+        outcome,
+        candidate=outcome.reference + difference,
+        difference=difference,
+        low=max(low - margin, -1.0),
+        high=min(high + margin, 1.0),
+    )
 
 
 def _held(found: Divergence, certainty: Certainty) -> Divergence:
-    """The weighted mean, or the bound where that lies on the side which is out of the question."""
-    hold = max if certainty.is_above else min
-    if certainty.metric == "kl_mean":
-        return replace(found, kl=replace(found.kl, mean=hold(found.kl.mean, certainty.bound)))
-    return replace(found, top1_agreement=hold(found.top1_agreement, certainty.bound))
+    """The mean as it was measured; where the claim is broken beyond the bound, which the weighted mean may just miss. A
+    claim that is kept changes nothing: it may be about cut positions, and a bound is one of the whole."""
+    if certainty.metric == "top1_agreement" and not certainty.is_above:
+        return replace(found, top1_agreement=_beyond(found.top1_agreement, certainty))
+    if certainty.metric == "kl_mean" and certainty.is_above:
+        return replace(found, kl=replace(found.kl, mean=_beyond(found.kl.mean, certainty)))
+    return found
+
+
+def _beyond(value: float, certainty: Certainty) -> float:
+    """`value`, or the nearest that certainly breaks the bound."""
+    if certainty.verdict != "broken" or math.isnan(value):
+        return value
+    sign = 1 if certainty.is_above else -1
+    return sign * max(sign * value, sign * certainty.bound + _SAME)
 
 
 def sampled_metrics(
@@ -87,7 +106,7 @@ def _leaves(task: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
 def _estimated(metric: Metric, reference: Metric, outcomes: Sequence[Outcome]) -> Metric:
     """The reference's value of all documents plus the difference, where that value is the mean over all documents of
     `outcomes`: not so of a group that weighs its tasks alike, nor where nothing was drawn of some task."""
-    counts = [item.num_population or 0 for item in outcomes]
+    counts = [item.num_population or item.num_documents for item in outcomes]
     total = sum(counts)
     if not total or total != reference.n:
         return metric

@@ -1,7 +1,7 @@
 """The one line on what a comparison found, and the figures by which. Never says that two models are the same.
 
 Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
-and the distributions to be near.
+and the distributions to be near. A claim about drawn documents settles its own sentence: no finding is dropped for it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.bands import Band, band_of
+from olive_ext.report.bands import band_of, certain_band
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import joined
 
 Kind = Literal[
-    "cannot_tell", "loss", "distant", "too_few", "small_loss", "gain", "no_loss_found", "no_difference",
-    "nothing_compared",
+    "cannot_tell", "loss", "claim_broken", "distant", "too_few", "claim_open", "small_loss", "gain", "no_loss_found",
+    "no_difference", "nothing_compared",
 ]  # fmt: skip
 """From the worst on; the last has nothing to go by."""
 
@@ -52,12 +52,13 @@ def verdict(comparison: Comparison) -> Verdict:
     (`changes`: also other metrics, single tasks by Holm's correction of their exact p-values, Holm 1979), where the
     perplexity of whole texts changed by more than 1.96 standard errors and 0.1 %, or where the distributions are as far
     apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
-    loss is found where one that matters is excluded everywhere, and distributions are as near as with weights of 4
-    bits. A loss anywhere is one of the model. No difference is found where all distributions are equal but for
-    rounding, and no document flips: then few documents do, too. Of drawn documents what they make certain comes first.
+    loss is found where one that matters is excluded everywhere, in what has no answer, too, and distributions are as
+    near as with weights of 4 bits. A loss anywhere is one of the model. No difference is found where all distributions
+    are equal but for rounding, and no document flips: then few documents do, too. What drawn documents make certain
+    comes first, and adds to what is against the candidate; it takes nothing away.
     """
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
-    divergence = comparison.overall_divergence()
+    divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), sum(comparison.documents().values())
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
@@ -65,36 +66,48 @@ def verdict(comparison: Comparison) -> Verdict:
         return Verdict("cannot_tell", f"nothing was compared: {_unanswered(comparison)}")
     if not figures:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
-    band = None if divergence is None else band_of(divergence)
-    certain = list(_certain(comparison.certainty))
-    against = [item for item in _against(changes, band, comparison.matters) if not certain or item[0] != "loss"]
-    is_out = "and is not in this" if comparison.missing == 1 else "and are not in this"
-    lost = [f"{_unanswered(comparison)} {is_out}"] if comparison.missing else []
-    if not certain and _is_same(comparison, divergence):
-        return Verdict("no_difference", "; ".join(["no difference found", *lost]), figures, documents)
-    found = [*certain, *against] or [_in_favour(changes)]
+    is_same = _is_same(comparison, divergence)
+    against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
+    found = [*_claimed(certainty), *against]
+    found = found or [("no_difference", "no difference found") if is_same else _in_favour(changes)]
     worst = min((kind for kind, _ in found), key=_KINDS.index)
-    told = [text for kind, text in found if kind == worst or worst != "loss" or (kind, text) in certain]
-    return Verdict(worst, "; ".join([*told, *lost]), figures, documents)
+    told = [] if certainty is None else [certainty.sentence()]
+    told += [text for kind, text in found if text and (kind == worst or worst != "loss")]
+    if comparison.missing:
+        told.append(f"{_unanswered(comparison)} {'and is' if comparison.missing == 1 else 'and are'} not in this")
+    return Verdict(worst, "; ".join(told), figures, documents)
 
 
-def _certain(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
-    """What drawn documents make certain: nothing better is said of them."""
-    if certainty is not None:
-        yield "loss" if certainty.verdict == "broken" else "no_loss_found", certainty.sentence()
+def _claimed(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
+    """What the claim's sentence, which is told whatever it is, says against the candidate."""
+    if certainty is not None and certainty.verdict != "kept":
+        yield "claim_broken" if certainty.verdict == "broken" else "claim_open", ""
 
 
-def _against(changes: list[Change], band: Band | None, matters: float) -> Iterator[tuple[Kind, str]]:
+def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
     """Everything that stands against the candidate."""
+    matters = comparison.matters
     lost = [change for change in changes if change.is_lost]
-    if large := [change.name for change in lost if change.low < -matters]:
+    if large := [change.name for change in lost if change.may_lose(matters)]:
         yield "loss", f"loss found in {joined(large)}"
-    if band is not None and band.weight is not None:
-        yield band.weight, f"the distributions are far apart, {band.words}"
-    if small := [change.name for change in lost if change.low >= -matters]:
+    yield from _distant(comparison, overall)
+    if small := [change.name for change in lost if not change.may_lose(matters)]:
         yield "small_loss", f"loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
-    if possible := [change.possible_loss for change in changes if change not in lost and change.low < -matters]:
+    if possible := [change.possible_loss for change in changes if change not in lost and change.may_lose(matters)]:
         yield "too_few", f"too few documents to tell: {joined(possible)}"
+
+
+def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
+    """Distributions that are far apart: of all positions as they are measured, of a single task's certainly farther."""
+    if overall is None:
+        return
+    whole = band_of(overall)
+    if whole.weight is not None:
+        yield whole.weight, f"the distributions are far apart, {whole.words}"
+    for item in comparison.divergences:
+        band = certain_band(item)
+        if band.weight is not None and band.most_kl > whole.most_kl:
+            yield band.weight, f"the distributions of {item.task} are far apart, {band.words}"
 
 
 def _in_favour(changes: list[Change]) -> tuple[Kind, str]:
@@ -115,9 +128,13 @@ def _non_finite(comparison: Comparison) -> list[str]:
     """Names of what is NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
-    scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not math.isfinite(item.difference)]
+    scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not _is_finite(item)]
     outputs = [f"output of {counted(comparison.non_finite, 'request')}"] if comparison.non_finite else []
     return outputs + distances + texts + scores
+
+
+def _is_finite(outcome: Outcome) -> bool:
+    return all(map(math.isfinite, (outcome.difference, outcome.low, outcome.high)))
 
 
 def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[Figure]:

@@ -11,7 +11,7 @@ from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, listed, long_names, matching, non_finite_requests
+from olive_ext.report.metrics import NAMES, OF_DRAWN, is_open, listed, long_names, matching, non_finite_requests
 from olive_ext.report.numbers import number
 from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
@@ -36,10 +36,21 @@ def refuse_names(
     declared = list(declared)
     if not bounds and not declared:
         return
+    if settings.documents == "enough":
+        _refuse_of_drawn(bounds, f"{where}.require")
     tasks = _measured(settings, loads_tasks)
     compared = NAMES if settings.reference is not None else ()
     check_names(bounds, tasks, compared, f"{where}.require")
     check_names(declared, tasks, compared, f"{where}.metrics")
+
+
+def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
+    for task, name in bounds:
+        if name.partition(",")[0].rpartition("/")[2] in OF_DRAWN:
+            raise ConfigError(
+                f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
+                f"evaluate 'all', or bound one of {', '.join(item for item in NAMES if item not in OF_DRAWN)}"
+            )
 
 
 def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
@@ -117,7 +128,9 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
     number_wrong = non_finite_requests(metrics)
     wrong = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
     lines = [
-        line for bound in bounds for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics)))
+        line
+        for bound in bounds
+        for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics), metrics))
     ]
     return list(dict.fromkeys(lines))
 
@@ -131,10 +144,19 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
     raise ConfigError(f"'require': {name} {problem}: {listed(found or metrics)}")
 
 
-def _broken(bound: Bound, metric: Metric) -> Iterator[str]:
+def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:
     short, long = long_names(metric)
     name = long if bound.filter else short
+    if is_open(metric, metrics):
+        yield f"{name} is not certain: what is not known of the documents would decide"
+    elif metric.is_of_drawn:
+        yield f"{name} is of the drawn documents alone ({metric.documents}): no bound of all can be held against it"
     if bound.max is not None and not metric.value <= bound.max:
-        yield f"{name} = {number(metric.value)}, required at most {number(bound.max)}"
+        yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"
     if bound.min is not None and not metric.value >= bound.min:
-        yield f"{name} = {number(metric.value)}, required at least {number(bound.min)}"
+        yield f"{name} = {_apart(metric.value, bound.min)}, required at least {number(bound.min)}"
+
+
+def _apart(value: float, bound: float) -> str:
+    """The value with as many digits as tell it from the bound."""
+    return number(value) if number(value) != number(bound) else f"{value:.12g}"

@@ -11,7 +11,7 @@ from typing import Any
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison, Flip, Outcome
-from olive_ext.report.metrics import NAMES
+from olive_ext.report.metrics import NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Column, Contrast, Page, check_comparable, model_name, short_names
 from olive_ext.run.reference.answers import compare_answers
@@ -152,9 +152,19 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if own is not None and own.certainty is not None:
             note = "; ".join(filter(None, [note, "of the drawn documents alone, which do not stand for all alike"]))
         if outcomes or divergences:
-            comparison = Comparison(facts, divergences, outcomes, flips, matters=_matters(item))
+            faults = _faults(first.report, item.report)
+            comparison = Comparison(facts, divergences, outcomes, flips, **faults, matters=_matters(item))
             found.append(Contrast(item.name, first.name, comparison, note))
     return found
+
+
+def _faults(*reports: Report) -> dict[str, Any]:
+    """Requests of either model, or of the last one's reference, without an answer and without a finite output."""
+    own = reports[-1].comparison or Comparison({})
+    return {
+        "missing": max(own.missing, sum(len(report.missing) for report in reports)),
+        "non_finite": max(own.non_finite, sum(non_finite_requests(report.metrics) for report in reports)),
+    }
 
 
 def _matters(item: Named) -> float:

@@ -126,11 +126,13 @@ class Evidence:
     def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
         """Settles the bets on one drawn document of each run, and learns from it.
 
-        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's.
+        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN
+        counts as its stratum's mean.
         """
         cells = np.arange(len(strata_R)), strata_R
-        odds = self._odds(scores_RH)
-        values_R = odds.centres_R + (shares_R - self._beliefs()[0][cells]) * odds.ratios_RH[cells]
+        odds, means_R = self._odds(scores_RH), self._beliefs()[0][cells]
+        shares_R = np.where(np.isnan(shares_R), means_R, shares_R)
+        values_R = odds.centres_R + (shares_R - means_R) * odds.ratios_RH[cells]
         stakes_SKR = self._stakes(odds)
         self._log_wealth_SKR += np.log1p(SIGNS_S[:, None, None] * stakes_SKR * (values_R - self._bound))
         self.peaks_SR = np.maximum(self.peaks_SR, mixed(self._log_wealth_SKR))
@@ -172,11 +174,12 @@ class Evidence:
         return growths
 
 
-def joined(bets: Sequence[Bet]) -> Bet:
+def joined(bets: Sequence[Bet], run: int = 0) -> Bet:
     """Successive bets of one run as one, draws on its axis R."""
     none = Bet(np.zeros(0), np.zeros((len(SIGNS_S), len(_DISTANCES_K), 0)))
-    values = np.concatenate([bet.values_R for bet in (none, *bets)])
-    return Bet(values, np.concatenate([bet.stakes_SKR for bet in (none, *bets)], axis=2))
+    own = [none, *(Bet(bet.values_R[[run]], bet.stakes_SKR[:, :, [run]]) for bet in bets)]
+    values = np.concatenate([bet.values_R for bet in own])
+    return Bet(values, np.concatenate([bet.stakes_SKR for bet in own], axis=2))
 
 
 def mixed(log_wealth: FloatArray) -> FloatArray:

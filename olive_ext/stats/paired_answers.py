@@ -90,9 +90,9 @@ def sampled_outcome(
         np.asarray(item, np.float64) for item in (whole, reference, candidate, weights)
     )
     differences = second - first
-    is_binary = bool(np.isin((first, second), (0, 1)).all())
+    is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    mean, low, high = sampled_difference(differences, weights_D, hides=is_binary and len(first) < len(everything))
+    mean, low, high = sampled_difference(differences, weights_D, hides=is_binary)
     return Outcome(
         task=task,
         metric=metric,

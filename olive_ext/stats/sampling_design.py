@@ -62,10 +62,11 @@ class Population:
         return float(self.weights_N[self.weights_N > 0].min(initial=np.inf))
 
     def shares(self, documents: IntArray, values: npt.ArrayLike) -> FloatArray:
-        """Where `values` lie between the limits of `documents`; ValueError for one that does not lie there."""
+        """Where `values` lie between the limits of `documents`, NaN for one that is; ValueError for one that lies
+        elsewhere."""
         lows, highs = self.lows_N[documents], self.highs_N[documents]
         shares: FloatArray = (np.asarray(values, np.float64) - lows) / (highs - lows)
-        if not ((shares >= 0) & (shares <= 1)).all():  # NaN, too
+        if ((shares < 0) | (shares > 1)).any():
             raise ValueError("a value of a document lies outside the limits of its population")
         return shares
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import Any
 
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
+from olive_ext.model.content import model_files
 from olive_ext.report import from_json
 from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -66,16 +68,30 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
     folder = path if path.is_dir() else path.parent
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    return [settings, _content(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))]
+    files = {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
+    facts = ((name, file, file.stat().st_size, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
+    return [settings, _content(tuple(facts))]
+
+
+def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]:
+    """All that lies in the reference's folder, and what its parts are found to be: graphs in folders of their own with
+    their weights, the package around them, its tokenizer and templates."""
+    yield from _files(folder, "*")
+    which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
+    try:
+        files = resolve(ModelSettings(model=reference.path, **which)).files
+    except OliveExtError:  # opening it will say so
+        return
+    yield from _files(files.directory, "*")
+    yield from model_files(files)
 
 
 @lru_cache(maxsize=8)
-def _content(files: tuple[tuple[Path, int, int], ...]) -> str:
+def _content(files: tuple[tuple[str, Path, int, int], ...]) -> str:
     """Digest of the files' names and bytes (about 1 s/GB); needed again for each pass and candidate."""
     found = hashlib.sha256()
-    for path, size, _ in files:
-        found.update(f"{path.name} {size}\n".encode())
+    for name, path, size, _ in files:
+        found.update(f"{name} {size}\n".encode())
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 found.update(chunk)

@@ -16,7 +16,7 @@ from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, listed, matching, non_finite_requests
+from olive_ext.report.metrics import NAMES, is_open, listed, matching, non_finite_requests
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
@@ -53,14 +53,15 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
     found = {}
     for item in report.metrics:
         if item.metric not in NAMES or (item.task, item.metric) in _KEPT or item in bounded:
-            found[key(item, report)] = _entry(item, -1)
+            holds_none = item.is_of_drawn and item in bounded
+            found[key(item, report)] = _entry(replace(item, value=math.nan) if holds_none else item, -1)
             if item.stderr is not None:
                 stderr = replace(item, value=item.stderr, higher_is_better=False)
                 found[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)
     for metric in declared:
         for sub_type in metric.sub_types:
             value = _matching(metric, sub_type, report)
-            if non_finite_requests(report.metrics):
+            if non_finite_requests(report.metrics) or is_open(value, report.metrics):
                 value = replace(value, value=math.nan)  # no goal is met by it
             found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
     return MetricResult.model_validate(found)

@@ -8,34 +8,47 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, from_json, to_json
-from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.report.comparison import ALL, Certainty, Comparison
 from olive_ext.report.html.render import to_html
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import check_comparable
 from olive_ext.report.sampled import certain_comparison, sampled_metrics
 from olive_ext.report.verdict import verdict
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import sampled_outcome
 from tests.report.synthetic import comparison, report
 
+WHOLE = (ALL, "accuracy", "none")
+CERTAIN = "is certain (95 % for this model)"
 STOPPED = "342 of 10,042 documents, stopped"
 
 
 def certainty(**changes: Any) -> Certainty:
-    found = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10_042, "a")
+    found = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10_042, "a", WHOLE)
     return replace(found, **changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, "342 of 10,042 documents, stopped: loss below 1 point is certain (95 %)"),
-        ({"verdict": "broken"}, "342 of 10,042 documents, stopped: loss above 1 point is certain (95 %)"),
-        ({"side": "below"}, "342 of 10,042 documents, stopped: loss above 1 point is certain (95 %)"),
-        ({"bound": 0.02, "confidence": 0.9}, "342 of 10,042 documents, stopped: gain above 2 points is certain (90 %)"),
+        ({}, f"{STOPPED}: loss below 1 point {CERTAIN}"),
+        ({"verdict": "broken"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
+        ({"side": "below"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
+        ({"bound": 0.02, "confidence": 0.9}, f"{STOPPED}: gain above 2 points {CERTAIN.replace('95', '90')}"),
         ({"num_evaluated": 10_042}, "all 10,042 documents: loss below 1 point"),
-        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats is certain (95 %)"),
-        ({"metric": "top1_agreement", "bound": 0.9}, f"{STOPPED}: top-1 agreement above 90 % is certain (95 %)"),
+        (
+            {"num_evaluated": 10_042, "verdict": "open", "num_unknown": 2},
+            "all 10,042 documents, 2 without an answer: loss below 1 point is not certain",
+        ),
+        ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats {CERTAIN}"),
+        (
+            {"metric": "kl_mean", "side": "below", "bound": 0.02, "cut": 1.0, "beyond_cut": 0.0252},
+            f"{STOPPED}: KL below 0.02 nats {CERTAIN}, of positions cut at 1 nat: 0.025 nats lie beyond",
+        ),
+        ({"metric": "top1_agreement", "bound": 0.9}, f"{STOPPED}: top-1 agreement above 90 % {CERTAIN}"),
     ],
 )  # fmt: skip
 def test_sentence_says_what_is_certain(changes: dict[str, Any], sentence: str) -> None:
@@ -82,23 +95,67 @@ def test_group_that_weighs_its_tasks_alike_is_of_the_drawn_documents_alone() -> 
 def sampled_report(**changes: Any) -> Any:
     made = report("models/a", comparison(50))
     assert made.comparison is not None
-    return replace(made, comparison=certain_comparison(made.comparison, certainty(**changes)))
+    outcomes = tuple(replace(item, num_population=10_042) for item in made.comparison.outcomes)
+    found = certain_comparison(replace(made.comparison, outcomes=outcomes), certainty(**changes))
+    return replace(made, comparison=found)
 
 
-def test_verdict_and_figures_are_those_that_decided() -> None:
-    for changes, kind in ({}, "no_loss_found"), ({"verdict": "broken", "estimate": -0.03, "high": -0.01}, "loss"):
-        found = sampled_report(**changes).comparison
-        assert verdict(found).line.startswith(found.certainty.sentence())
-        assert verdict(found).kind in (kind, "distant", "too_few", "loss")
-        overall = found.overall_outcome()
-        assert (overall.difference, overall.low) == (found.certainty.estimate, found.certainty.low)
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({"bound": -0.004, "low": -0.004}, "no_loss_found"),
+        ({}, "too_few"),
+        ({"verdict": "open", "bound": -0.004, "low": -0.005, "num_evaluated": 10_042, "num_unknown": 90}, "claim_open"),
+        ({"verdict": "broken", "estimate": -0.03, "low": -0.06, "high": -0.01}, "loss"),
+        ({"verdict": "broken", "bound": 0.02, "estimate": 0.01, "low": -0.001, "high": 0.02}, "claim_broken"),
+    ],
+)
+def test_claim_leads_and_its_kind_is_counted(changes: dict[str, Any], least: str) -> None:
+    found = replace(sampled_report(**changes).comparison, divergences=())
+    alone = replace(found, outcomes=tuple(item for item in found.outcomes if item.task == ALL))
+    told = verdict(alone)
+    assert told.line.startswith(found.certainty.sentence())
+    assert told.kind == least
 
 
-def test_distribution_is_held_to_the_certain_side() -> None:
-    held = certainty(metric="kl_mean", side="below", bound=1e-5)
-    found = certain_comparison(comparison(50), held).overall_divergence()
-    assert found is not None
-    assert found.kl.mean == 1e-5
+def test_interval_has_the_error_of_all_documents_beside_that_of_the_draws() -> None:
+    overall = sampled_report().comparison.overall_outcome()
+    assert overall.difference == certainty().estimate
+    flipped = (overall.right_to_wrong + overall.wrong_to_right) / overall.num_documents
+    margin = 1.96 * (flipped / 10_042) ** 0.5
+    assert (overall.low, overall.high) == pytest.approx((-0.01 - margin, 0.02 + margin), rel=1e-4)
+    told = verdict(replace(sampled_report().comparison, divergences=())).finding
+    assert f"accuracy may have lost up to {100 * (0.01 + margin):.2g} pt (a claim within " in told
+
+
+def test_interval_belongs_to_the_claims_own_metric() -> None:
+    made = comparison(50)
+    first, *_ = outcomes = tuple(replace(item, num_population=10_042) for item in made.outcomes)
+    whole = replace(made, outcomes=outcomes)
+    own = certain_comparison(whole, certainty(outcome=(first.task, first.metric, first.filter)))
+    changed = [item.task for item, before in zip(own.outcomes, outcomes, strict=True) if item != before]
+    assert changed == [first.task]
+
+
+def test_kl_is_what_was_measured() -> None:
+    kept = certainty(metric="kl_mean", side="below", bound=1e-5, outcome=None, cut=1.0, beyond_cut=0.01)
+    measured = comparison(50).overall_divergence()
+    found = certain_comparison(comparison(50), kept)
+    assert measured is not None
+    assert found.overall_divergence().kl == measured.kl  # type: ignore[union-attr]
+    line = verdict(found).line
+    assert "of positions cut at 1 nat: 0.01 nats lie beyond" in line
+    assert f"mean KL {measured.kl.mean:.4f}" in line
+    (metric,) = (item for item in comparison_metrics(found) if (item.task, item.metric) == (ALL, "kl_mean"))
+    assert broken_bounds([Bound.model_validate({"metric": "kl_mean", "max": 1e-5})], [metric])
+
+
+@pytest.mark.parametrize(("metric", "side", "bound"), [("kl_mean", "below", 0.5), ("top1_agreement", "above", 0.01)])
+def test_broken_claim_breaks_its_bound_whatever_the_weighted_mean(metric: str, side: str, bound: float) -> None:
+    given = certainty(metric=metric, side=side, bound=bound, verdict="broken", outcome=None)
+    metrics = comparison_metrics(certain_comparison(comparison(50), given))
+    required = Bound.model_validate({"metric": metric, "max" if side == "below" else "min": bound})
+    assert broken_bounds([required], metrics)
 
 
 def test_report_of_drawn_documents_is_kept_and_shown() -> None:

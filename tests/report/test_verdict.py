@@ -161,13 +161,41 @@ def test_the_same_model_is_no_difference_found_and_not_called_equal() -> None:
     assert "equal" not in line
 
 
-def test_requests_without_an_answer_are_said_behind_any_finding() -> None:
+def test_requests_without_an_answer_may_hide_a_loss() -> None:
+    many = {"num_documents": 4000, **SAFE}
+    whole = verdict(Comparison({}, (divergence("choice"),), (outcome(**many),)))
+    partial = verdict(Comparison({}, (divergence("choice"),), (outcome(**many),), missing=3))
+    assert partial.kind == whole.kind == "no_loss_found"
+    assert partial.finding == f"{whole.finding}; 3 requests have no answer and are not in this"
+    few = verdict(Comparison({}, (divergence("choice"),), (outcome(**SAFE),), missing=3))
+    assert (few.kind, few.finding) == (
+        "too_few",
+        "too few documents to tell: choice acc may have lost up to 1.5 pt (3 requests have no answer); "
+        "3 requests have no answer and are not in this",
+    )
+
+
+def test_equal_answers_say_nothing_of_those_that_are_missing() -> None:
     same = divergence("choice", kl=0.0, top1_agreement=1.0)
     same = replace(same, kl=Spread(0, 0, 0, 0, 0, 0, 0))
-    for compared in (Comparison({}, (same,)), Comparison({}, (divergence("choice"),), (outcome(**SAFE),))):
-        whole, partial = verdict(compared), verdict(replace(compared, missing=3))
-        assert partial.kind == whole.kind
-        assert partial.finding == f"{whole.finding}; 3 requests have no answer and are not in this"
+    none = outcome(right_to_wrong=0, wrong_to_right=0, difference=0.0, low=-0.001, high=0.001)
+    assert verdict(Comparison({}, (same,), (none,))).kind == "no_difference"
+    assert verdict(Comparison({}, (same,), (none,), missing=1)).kind == "no_difference"
+    assert verdict(Comparison({}, (same,), (none,), missing=200)).kind == "too_few"
+
+
+def test_broken_task_is_not_hidden_among_many_positions() -> None:
+    whole, near = divergence(ALL, kl=0.05), divergence("near", kl=0.01)
+    far = divergence("far", kl=3.0, top1_agreement=0.3)
+    found = verdict(Comparison({}, (near, far, whole), (outcome("near", **SAFE), outcome("far", **SAFE))))
+    assert (found.kind, found.finding) == (
+        "loss",
+        "the distributions of far are far apart, as with weights of 2 bits or fewer",
+    )
+    alone = replace(far, kl=replace(far.kl, stderr=None), top1_agreement_stderr=None)
+    assert (
+        verdict(Comparison({}, (near, alone, whole), (outcome("near", **SAFE), outcome("far", **SAFE)))).kind != "loss"
+    )
 
 
 def test_nothing_compared_says_so() -> None:
@@ -188,5 +216,7 @@ def test_distance_that_is_no_number_is_never_no_loss() -> None:
 def test_difference_that_is_no_number_is_never_no_loss() -> None:
     found = verdict(Comparison({}, (), (outcome(difference=float("nan")),)))
     assert found.kind == "cannot_tell"
+    for end in "low", "high":
+        assert verdict(Comparison({}, (), (outcome(**{**SAFE, end: float("nan")}),))).kind == "cannot_tell"
     ratio = divergence("wiki", perplexity_ratio=float("nan"))
     assert verdict(Comparison({}, (ratio,))).finding == "cannot tell: non-finite wiki perplexity"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.bounds import broken_bounds
+from tests.report.synthetic import comparison
 
 METRICS = [
     Metric("choice", "acc", "none", 0.5),
@@ -88,3 +91,35 @@ def test_bound_on_no_metric_or_on_several_is_refused_with_what_there_is(values: 
     with pytest.raises(ConfigError) as raised:
         broken_bounds([bound(**values)], METRICS)
     assert f"'require': {message}" in str(raised.value)
+
+
+def test_digits_tell_a_value_from_its_bound() -> None:
+    metrics = [Metric("all", "kl_mean", "none", 0.02000004, higher_is_better=False)]
+    assert broken_bounds([bound(metric="kl_mean", max=0.02)], metrics) == [
+        "all/kl_mean = 0.02000004, required at most 0.0200"
+    ]
+
+
+def test_number_of_drawn_documents_alone_holds_no_bound() -> None:
+    drawn = Metric("wiki", "word_perplexity", "none", 9.0, n=5, num_population=40, is_estimate=False)
+    (line,) = broken_bounds([bound(metric="word_perplexity", max=10)], [drawn])
+    assert line.startswith("wiki/word_perplexity is of the drawn documents alone (5 of 40, unweighted): no bound")
+    for whole in replace(drawn, is_estimate=True), replace(drawn, n=40), replace(drawn, num_population=None):
+        assert broken_bounds([bound(metric="word_perplexity", max=10)], [whole]) == []
+
+
+def test_claim_that_is_open_breaks_bounds_on_its_metric_alone() -> None:
+    metrics = [Metric("all", "accuracy_difference", "none", 0.0), *METRICS]
+    metrics.append(Metric("open_claim", "open_claim_accuracy_difference", "none", 1.0, higher_is_better=False))
+    asked = [bound(metric="accuracy_difference", min=-0.5), bound(metric="kl_mean", max=0.04)]
+    assert broken_bounds(asked, metrics) == [
+        "all/accuracy_difference is not certain: what is not known of the documents would decide"
+    ]
+
+
+def test_bounds_on_all_metrics_of_a_whole_comparison_are_judged_by_their_values() -> None:
+    metrics = comparison_metrics(comparison(400))
+    for metric in metrics:
+        if metric.task == "all":
+            kept = bound(metric=metric.metric, task="all", min=metric.value, max=metric.value)
+            assert broken_bounds([kept], metrics) == []

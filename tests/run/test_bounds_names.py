@@ -122,3 +122,13 @@ def test_names_of_a_group_pass_where_nothing_is_loaded(folder: str) -> None:
     assert refusal(folder, {"metric": "ac"}, loads_tasks=False) == ""
     assert "needs 'reference'" in refusal(folder, {"metric": "kl_mean"}, loads_tasks=False)
     assert refusal(folder, {"metric": "kl_mean", "task": "all"}, loads_tasks=False, reference="m") == ""
+
+
+@pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
+def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
+    given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
+    settings = WorkflowSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
+    with pytest.raises(
+        ConfigError, match="is of the drawn documents alone where 'documents' = 'enough': evaluate 'all'"
+    ):
+        refuse_names(settings, "passes.g")

@@ -13,6 +13,7 @@ from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.report import to_json
 from olive_ext.report.html.render import render
+from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
 from tests.report.synthetic import comparison, report
 
@@ -146,6 +147,22 @@ def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
     assert contrast.comparison.divergences
     assert contrast.comparison.outcomes == ()
     assert contrast.note.startswith("divergence is from models/quickstart-135m, not from float")
+
+
+def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path) -> None:
+    def lossy(values: dict[str, Any]) -> None:
+        values["missing"] = [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)]
+
+    def broken(values: dict[str, Any]) -> None:
+        values["metrics"].append({"task": "non_finite", "metric": "requests", "filter": "none", "value": 2.0})
+
+    base = place(tmp_path, "base", BASE)
+    for name, change, told in (
+        ("lossy", lossy, "3 requests have no answer"),
+        ("broken", broken, "cannot tell: non-finite"),
+    ):
+        for pair in [str(base), str(place(tmp_path, name, BASE, change))], [str(tmp_path / name), str(base)]:
+            assert told in verdict(compare(pair).contrasts[0].comparison).finding
 
 
 def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:

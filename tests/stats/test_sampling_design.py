@@ -69,7 +69,7 @@ def test_expected_flips_are_more_where_the_reference_is_less_sure() -> None:
     assert population.expected_H.tolist() == [0.75, 0.875, 0.9375, 0.96875, 0.984375]
 
 
-@pytest.mark.parametrize("value", [0.5, -1.5, np.nan])
+@pytest.mark.parametrize("value", [0.5, -1.5, np.inf])
 def test_value_outside_its_limits_is_refused(value: float) -> None:
     population = difference_population([1.0])
     with pytest.raises(ValueError, match="outside the limits"):

@@ -14,7 +14,7 @@ WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
 def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[Decision, list[int]]:
     """The decision of a sampler that runs until there is one, and the documents it asked."""
     sampler, documents = Sampler(population, claim, seed), []
-    while sampler.verdict == "open":
+    while sampler.asks:
         batch = sampler.next_batch()
         documents += batch.tolist()
         sampler.update(values[batch])
@@ -174,3 +174,47 @@ def test_claims_of_opposite_directions_mirror_each_other() -> None:
     broken = asked(population, differences, Claim(-0.01, "below", 0.01))[0]
     assert (kept.verdict, broken.verdict) == ("broken", "kept")
     assert (kept.low, kept.high, kept.num_evaluated) == (broken.low, broken.high, broken.num_evaluated)
+
+
+def test_document_without_a_value_counts_as_what_is_against_either_verdict() -> None:
+    population, differences = answers(1000, 0.0, 0.0)
+    unknown = differences.copy()
+    unknown[np.random.default_rng(0).choice(1000, 30, replace=False)] = np.nan
+    decision, documents = asked(population, unknown, WITHIN_ONE_POINT)
+    assert (decision.verdict, len(documents), decision.num_unknown) == ("open", 1000, 30)
+    assert decision.low < -0.01 <= decision.estimate <= decision.high
+    assert decision.high - decision.low == pytest.approx(0.03)
+    wider, _ = asked(population, unknown, Claim(-0.05, "above", 0.05))
+    assert wider.verdict == "kept"
+    assert wider.num_unknown > 0
+    lossy = np.where(np.isnan(unknown), np.nan, population.lows_N)
+    assert asked(population, lossy, WITHIN_ONE_POINT)[0].verdict == "broken"
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(0.0131, "kept"), (0.01, "open"), (0.004, "broken")])
+def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: str) -> None:
+    """With errors of 0.02 of 400 documents the mean of 0.01 has one of 0.001; lower bounds are 0.006."""
+    sampler = Sampler(mean_population(np.ones(400), 1.0), Claim(bound, "below", bound))
+    while sampler.asks:
+        count = len(sampler.next_batch())
+        sampler.update(np.full(count, 0.01), np.full(count, 0.006), np.full(count, 0.02**2))
+    decision = sampler.decision()
+    assert decision.verdict == verdict
+    if verdict == "open":
+        assert (decision.low, decision.estimate) == pytest.approx((0.006, 0.01))
+        assert decision.high == pytest.approx(0.01 + 3 * 0.001)
+
+
+def test_error_of_estimates_makes_wrong_verdicts_no_more_frequent() -> None:
+    random, wrong = np.random.default_rng(0), 0
+    for seed in range(200):
+        true = random.gamma(0.5, 0.04, 300)
+        errors = 0.5 * true + 0.02
+        estimates = true + errors * random.standard_normal(300)
+        bound = float(true.mean()) - 1e-9  # the claim is broken, by next to nothing
+        sampler = Sampler(mean_population(np.ones(300), 1.0), Claim(bound, "below", bound), seed)
+        while sampler.asks:
+            batch = sampler.next_batch()
+            sampler.update(np.clip(estimates[batch], 0, 1), true[batch] / 2, errors[batch] ** 2)
+        wrong += sampler.verdict == "kept"
+    assert wrong <= 0.05 * 200

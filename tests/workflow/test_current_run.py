@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from olive.model import ModelConfig
 
@@ -14,6 +15,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
+from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
 
 
 def settings(reference: Any = "input_model") -> EvaluationSettings:
@@ -95,3 +97,37 @@ def test_same_reference_in_another_folder_is_the_same(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"one")
     assert environment(settings(str(tmp_path / "a"))) == environment(settings(str(tmp_path / "b")))
+
+
+def test_caches_notice_a_changed_part_of_a_package(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    graph = put_graph(package / "decoder" / "model.onnx", locations=["model.onnx.data"])
+    weight, tokenizer = graph.with_name("model.onnx.data"), put_tokenizer(package) / "tokenizer.json"
+    put_genai(package, "decoder/model.onnx")
+    other = onnx.load(graph, load_external_data=False)
+    other.doc_string = "changed"
+    changes = {graph: other.SerializeToString(), weight: weight.read_bytes() + b" ", tokenizer: b"{} "}
+    for path in package, graph:
+        given = settings({"path": str(path), "kind": "onnx"})
+        found = {environment(given)}
+        for file, changed in changes.items():
+            content = file.read_bytes()
+            file.write_bytes(changed)
+            found.add(environment(given))
+            file.write_bytes(content)
+        assert len(found) == 4
+
+
+def test_caches_notice_a_changed_template_below_a_reference(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    put_json(tmp_path / "config.json", {"model_type": "llama"})
+    put_tokenizer(tmp_path)
+    template = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("one")
+    first = environment(settings(str(tmp_path)))
+    template.write_text("two")
+    changed = environment(settings(str(tmp_path)))
+    assert changed != first
+    put_json(tmp_path / "out" / "report.json", {})
+    assert environment(settings(str(tmp_path))) == changed

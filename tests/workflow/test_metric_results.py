@@ -9,9 +9,10 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult
 
-from olive_ext.config import EvaluationSettings, WorkflowSettings
+from olive_ext.config import Bound, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
+from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import NAMES
 from olive_ext.workflow.metric_results import broken_in, check_declared, to_metric_result, with_measurements
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
@@ -180,3 +181,19 @@ def test_reference_itself_is_at_no_distance() -> None:
     """Olive asks for the input model's numbers, where a goal is relative to them."""
     assert value(declared("all/kl_mean", "accuracy_score", higher_is_better=False), REPORT) == 0
     assert value(declared("all/top1_agreement", "accuracy_score"), REPORT) == 1
+
+
+def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_claim() -> None:
+    drawn = Metric("wiki", "word_perplexity", "none", 9.0, None, False, 5, 40, is_estimate=False)
+    claimed = Metric(ALL, "accuracy_difference", "none", 0.0, None, True, 5, 40)
+    opened = Metric("open_claim", "open_claim_accuracy_difference", "none", 1.0, None, False)
+    asked = [
+        Bound.parse({"metric": "word_perplexity", "max": 10}),
+        Bound.parse({"metric": "accuracy_difference", "min": -1}),
+    ]
+    assert broken_in(to_metric_result(Report((replace(drawn, is_estimate=True), claimed)), bounds=asked), asked) == []
+    found = broken_in(to_metric_result(Report((drawn, claimed, opened)), bounds=asked), asked)
+    assert found == [
+        "wiki/word_perplexity = nan, required at most 10",
+        "all/accuracy_difference is not certain: what is not known of the documents would decide",
+    ]

@@ -37,18 +37,20 @@ MAX_FOREST_ROWS = 60
 MAX_TASK_PICTURES = 12
 """Tasks with pictures of their own besides those of all tasks."""
 
-_TONES: dict[Kind, str] = {
+TONES: dict[Kind, str] = {
     "cannot_tell": "loss",
     "loss": "loss",
+    "claim_broken": "loss",
     "distant": "doubt",
     "too_few": "doubt",
+    "claim_open": "doubt",
     "small_loss": "doubt",
     "gain": "gain",
     "no_loss_found": "fine",
     "no_difference": "unclear",
     "nothing_compared": "plain",
 }
-
+"""CSS classes, which are colours."""
 
 Tile = tuple[str, str, str]
 """Name of a number, the number, and a note that is set smaller."""
@@ -123,7 +125,7 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     own = (column for column in columns if column.name == contrast.candidate)
     tiles = [(_title(figure.name), figure.value, figure.note) for figure in found.figures]
     tiles += [tile for column in own for tile in _sizes(column)]
-    return Lead(contrast.candidate, contrast.reference, _basis(contrast), _TONES[found.kind], sentence, tuple(tiles))
+    return Lead(contrast.candidate, contrast.reference, _basis(contrast), TONES[found.kind], sentence, tuple(tiles))
 
 
 def _title(name: str) -> str:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.comparison import ALL, Comparison, Flip, Outcome
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.thumbnails import thumbnails_of
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
@@ -63,14 +63,17 @@ class Answers:
         chosen = {number: answer for number, answer in self.by_document.items() if number in documents}
         return replace(self, by_document=chosen)
 
+    def with_value(self, metric: str) -> Answers:
+        """The answers that have a value of `metric`: not those to documents of lost requests."""
+        return self.of([number for number, answer in self.by_document.items() if metric in answer.values])
+
     def first_binary(self) -> str | None:
-        """The first metric by which every answer is right or wrong."""
-        values = {name: {item.values.get(name) for item in self.by_document.values()} for name in self.metrics}
-        return next((name for name, found in values.items() if found <= {0.0, 1.0}), None)
+        """The first metric by which every answer that has a value is right or wrong."""
+        return next((name for name in self.metrics if set(self.with_value(name).right(name)) <= {0.0, 1.0}), None)
 
     def right(self, metric: str) -> FloatArray:
-        """1 for every right answer and 0 for every wrong one, in the order of the documents."""
-        values = np.array([answer.values[metric] for answer in self.by_document.values()], np.float64)
+        """1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
+        values = np.array([answer.values.get(metric, math.nan) for answer in self.by_document.values()], np.float64)
         return values if self.metrics[metric] else 1 - values
 
 
@@ -91,8 +94,7 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
 def check_same_questions(reference: Answers, candidate: Answers) -> None:
     """Raises `TaskError` where the prompts or documents of two runs of one task differ."""
     first, second = reference.by_document, candidate.by_document
-    shared = first.keys() & second.keys()
-    differing = [item for item in second if item in shared and first[item].digest != second[item].digest]
+    differing = [item for item in second if item in first and first[item].digest != second[item].digest]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(
@@ -203,7 +205,7 @@ class _Pair:
     def outcome(self, weights: Weights | None) -> Outcome:
         names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
         both = self.reference_values, self.candidate_values
-        if weights is None:
+        if weights is None or len(self.documents) == len(self.whole()):
             return compare_outcomes(*names, *both, better, self.matters)
         return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
 
@@ -225,11 +227,8 @@ def compare_answers(
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
     task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
-    `matters` the points that matter.
-
-    Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for.
-
-    Raises `TaskError` where the prompts of the two runs differ.
+    `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
+    documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
     """
     pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
     outcomes = [pair.outcome(weights) for pair in pairs]
@@ -237,8 +236,11 @@ def compare_answers(
     for pair, outcome in zip(pairs, outcomes, strict=True):
         if outcome.is_binary:
             firsts.setdefault(outcome.task, pair)
-    if len(firsts) > 1:
-        outcomes.append(_over_all(list(firsts.values()), weights))
+    asked = {item.task for item in (reference if weights is None else candidate)}
+    binary = {item.task: (item, name) for item in reversed(reference) if (name := item.first_binary()) is not None}
+    undrawn = [item.with_value(name).right(name) for task, (item, name) in binary.items() if task not in asked]
+    if firsts and len(firsts) + len(undrawn) > 1:
+        outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     return tuple(outcomes), tuple(flips)
 
@@ -258,14 +260,14 @@ def _pairs(
                 yield _Pair(other, own, metric, numbers, one, two, matters)
 
 
-def _over_all(pairs: Sequence[_Pair], weights: Weights | None) -> Outcome:
-    """The outcome over all documents, of which a right answer counts 1 whichever direction its task's metric has."""
-    names = ALL, "accuracy", "none"
+def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
+    """The outcome over all documents, those of `undrawn` tasks among them, where a right answer counts 1 always."""
+    names = ALL, ACCURACY, "none"
     first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
     second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
-    if weights is None:
+    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])
+    if weights is None or len(first) == len(whole):
         return compare_outcomes(*names, first, second, matters=pairs[0].matters)
-    whole = np.concatenate([_right(np.array(pair.whole()), pair) for pair in pairs])
     return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
 
 

@@ -3,8 +3,9 @@ sure it was of them; and what a batch of the candidate's answers says. Knows no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from olive_ext.config import Certain
 from olive_ext.errors import RunError, TaskError
+from olive_ext.report.comparison import ACCURACY, ALL
 from olive_ext.run.reference.answers import Answers, check_same_questions
 from olive_ext.run.reference.observer import Generated, Observer
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
@@ -28,11 +30,22 @@ CUT_NATS = 1.0
 
 @dataclass(frozen=True)
 class Batch:
-    """What the candidate said to some documents: its answers to them, and all positions compared so far."""
+    """What the candidate said to some documents: its answers to them, all positions compared so far, and the documents
+    of which it left a request without an answer."""
 
     documents: Sequence[Document]
     answers: Sequence[Answers]
     observer: Observer | None
+    lost: Collection[Document] = ()
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a batch's documents say of the claim, in their order; see `Sampler.update`."""
+
+    values: FloatArray
+    lows: FloatArray | None = None
+    variances: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -42,14 +55,23 @@ class Question:
     documents: Sequence[Document]
     population: Population
     claim: Claim
-    values: Callable[[Batch], FloatArray]
+    values: Callable[[Batch], Values]
+    outcome: tuple[str, str, str] | None = None
+    """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
+
+    cut: float | None = None
+    """Of a position no more counts, in nats; None where all does."""
 
 
 def question_of(
-    certain: Certain, answers: Sequence[Answers], observer: Observer | None, generated: Sequence[Generated]
+    certain: Certain,
+    answers: Sequence[Answers],
+    observer: Observer | None,
+    generated: Sequence[Generated],
+    lost: Collection[Document] = (),
 ) -> Question:
     """The question that `certain` asks of the documents that the reference has answered; `observer` has counted its
-    targets, and `generated` are its generations.
+    targets, `generated` are its generations, and `lost` the documents of which it left a request without an answer.
 
     Raises `TaskError` for a task that cannot be sampled for the metric.
     """
@@ -59,7 +81,7 @@ def question_of(
         raise TaskError(
             f"'certain.metric' = '{certain.metric}': distributions are compared on this package's engine only"
         )
-    return _positions(certain, answers, observer, generated)
+    return _positions(certain, answers, observer, generated, lost)
 
 
 def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
@@ -70,25 +92,38 @@ def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
     sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
     known = dict(zip(documents, np.concatenate(right).tolist(), strict=True))
 
-    def values(batch: Batch) -> FloatArray:
+    def values(batch: Batch) -> Values:
         found: dict[Document, float] = {}
         for own in batch.answers:
             reference, metric = firsts[own.task]
             if own.filter == reference.filter:
                 check_same_questions(reference.of(own.by_document), own)
-                pairs = zip(own.by_document, own.right(metric).tolist(), strict=True)
-                found |= {(own.task, number): value for number, value in pairs}
-        return np.array([found[document] - known[document] for document in batch.documents], np.float64)
+                answered = replace(own, metrics=reference.metrics).right(metric).tolist()
+                found |= {(own.task, number): one for number, one in zip(own.by_document, answered, strict=True)}
+        _check_binary(found)
+        return Values(np.array([found.get(item, math.nan) - known[item] for item in batch.documents], np.float64))
 
+    (first, metric), *others = firsts.values()
+    outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
     population = difference_population(np.concatenate(right), np.concatenate(sureness))
-    return Question(documents, population, _claim(certain, certain.bound, certain.side), values)
+    return Question(documents, population, _claim(certain, certain.bound, certain.side), values, outcome)
+
+
+def _check_binary(values: Mapping[Document, float]) -> None:
+    """Another metric than the claim's would be the accuracy of the report."""
+    for (task, number), value in values.items():
+        if value not in (0, 1) and not math.isnan(value):
+            raise TaskError(
+                f"'documents' = 'enough': task '{task}', document {number}: the reference's answers are right or "
+                f"wrong, and the model's is {value:g}: evaluate 'all'"
+            )
 
 
 def _first_binary(answers: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
     found: dict[str, tuple[Answers, str]] = {}
     for item in answers:
         if item.task not in found and (metric := item.first_binary()) is not None:
-            found[item.task] = item, metric
+            found[item.task] = item.with_value(metric), metric
     without = [item.task for item in answers if item.task not in found]
     if without:
         raise TaskError(
@@ -114,11 +149,16 @@ def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
 
 
 def _positions(
-    certain: Certain, answers: Sequence[Answers], observer: Observer, generated: Sequence[Generated]
+    certain: Certain,
+    answers: Sequence[Answers],
+    observer: Observer,
+    generated: Sequence[Generated],
+    lost: Collection[Document],
 ) -> Question:
     """A mean over the scored targets; documents are the clusters. Agreement is asked as disagreement."""
-    documents = list(dict.fromkeys((item.task, number) for item in answers for number in item.by_document))
-    counts = dict.fromkeys(documents, 0)
+    asked = dict.fromkeys((item.task, number) for item in answers for number in item.by_document)
+    documents = [document for document in asked if document not in lost]
+    counts = dict.fromkeys(asked, 0)
     sureness = []
     for item in generated:
         counts[item.task_name, item.doc_id] += len(item.target.target)
@@ -130,38 +170,61 @@ def _positions(
         raise TaskError(f"'certain.metric' = '{certain.metric}': the tasks gave no targets to compare")
     is_kl = certain.metric == "kl_mean"
     highest = max(CUT_NATS, 4 * certain.bound) if is_kl else 1.0
-    population = mean_population(list(counts.values()), highest, sureness)
+    population = mean_population([counts[document] for document in documents], highest, sureness)
     bound = certain.bound if is_kl else 1 - certain.bound
     side = certain.side if is_kl else _OTHER[certain.side]
 
-    def values(batch: Batch) -> FloatArray:
+    def values(batch: Batch) -> Values:
         assert batch.observer is not None
         means = _document_means(batch, certain.metric, highest, counts)
-        return np.array([means[document] for document in batch.documents], np.float64)
+        nothing = math.nan, math.nan, 0.0
+        found = np.array([means.get(document, nothing) for document in batch.documents], np.float64).reshape(-1, 3)
+        return Values(*found.T)
 
-    return Question(documents, population, _claim(certain, bound, side), values)
+    cut = highest if is_kl else None
+    return Question(documents, population, _claim(certain, bound, side), values, cut=cut)
 
 
 _OTHER: Mapping[Any, Any] = {"above": "below", "below": "above"}
 
 
-def _document_means(batch: Batch, metric: str, highest: float, counts: Mapping[Document, int]) -> dict[Document, float]:
-    """Mean of each document's positions; an estimated KL may be below zero, and counts 0 then."""
+def _document_means(
+    batch: Batch, metric: str, highest: float, counts: Mapping[Document, int]
+) -> dict[Document, tuple[float, float, float]]:
+    """Of each document that is not lost the mean of its positions, a mean that the true one is not below, and the
+    variance that comes from keeping a part of the reference's distributions."""
     assert batch.observer is not None
-    found: dict[Document, float] = {}
+    found: dict[Document, tuple[float, float, float]] = {}
     for task in dict.fromkeys(task for task, _ in batch.documents):
         rows = batch.observer.rows(task)
-        values = rows["kl"].astype(np.float64) if metric == "kl_mean" else 1.0 - rows["same_top"]
+        positions = (
+            _kl(rows, highest)
+            if metric == "kl_mean"
+            else np.array([1.0 - rows["same_top"]] * 2 + [rows["kl_variance"] * 0])
+        )
         numbers, places, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
-        means = np.clip(np.bincount(places, weights=np.minimum(values, highest)) / sizes, 0, highest)
-        found |= {(task, int(number)): mean for number, mean in zip(numbers, means.tolist(), strict=True)}
-        wrong = [n for n, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if counts[task, n] != size]
-        if wrong:
-            raise RunError(
-                f"task '{task}', document {wrong[0]}: the reference scored {counts[task, wrong[0]]} targets and the "
-                "model another number: its prompts change from run to run"
-            )
+        values, lows, variances = (np.bincount(places, weights=one) / sizes for one in positions)
+        ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
+        means = zip(*(end.tolist() for end in ends), strict=True)
+        own = {(task, int(number)): mean for number, mean in zip(numbers, means, strict=True)}
+        scored = dict(zip(numbers.tolist(), sizes.tolist(), strict=True))
+        for one, number in batch.documents:
+            if one == task and (task, number) not in batch.lost and counts[task, number] != scored.get(number, 0):
+                raise RunError(
+                    f"task '{task}', document {number}: the reference scored {counts[task, number]} targets and the "
+                    "model another number: its prompts change from run to run"
+                )
+        found |= {document: mean for document, mean in own.items() if document not in batch.lost}
     return found
+
+
+def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
+    """Each position's KL, cut at `highest`, its lower bound and its variance. An estimate within two standard errors of
+    the cut counts as that: cut alone it would be too small on average."""
+    values, lows, variances = (rows[name].astype(np.float64) for name in ("kl", "kl_lower", "kl_variance"))
+    errors = np.sqrt(variances)
+    cut = np.where((errors > 0) & (values + 2 * errors > highest), highest, np.minimum(values, highest))
+    return np.array([cut, np.minimum(lows, highest), variances])
 
 
 def _claim(certain: Certain, bound: float, side: Any) -> Claim:

@@ -13,9 +13,9 @@ before a model is opened. Knows no session's inside.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,10 +31,10 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, compare_answers, read_answers
-from olive_ext.run.reference.claims import question_of
+from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.known_answers import ReferenceScores
 from olive_ext.run.reference.observer import Generated, Observer, score_generated
-from olive_ext.run.reference.sampled_run import Drawn, SampledRun
+from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
 from olive_ext.run.sample_logs import Fields, sample_fields
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ class ReferenceRun:
     answers: list[Answers]
     observer: Observer | None
     """What the engine saw of the run; None of lm-eval's own models."""
+
+    lost: Collection[Document] = ()
+    """Documents of which a request has no answer."""
 
     @property
     def generated(self) -> list[Generated]:
@@ -95,6 +98,7 @@ class Comparer:
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
+                self._reference = replace(self._reference, lost=lost_documents(lm))
             self._non_finite = _non_finite(lm)
             self._lost = list(getattr(lm, "lost", ()))
         del lm
@@ -126,7 +130,7 @@ class Comparer:
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
             reference = self._reference = self._reference or self._run_resident(lm)
-        question = question_of(config.claim, reference.answers, reference.observer, reference.generated)
+        question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
             results, self._drawn = run.run(model, self._observer)
@@ -185,7 +189,10 @@ class Comparer:
         if lm.lost and self._observer.scores is not None:  # what the candidate did not answer has no scores
             self._observer.scores.is_partial = True
             reference.lost += lm.lost
-        return self._run_reference(reference, observer)
+        number = len(reference.lost)
+        found = self._run_reference(reference, observer)
+        self._lost = list(reference.lost[number:])
+        return found
 
     def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
@@ -195,7 +202,7 @@ class Comparer:
             lm, self._tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True
         )
         answers = read_answers(results.pop("samples"), self._tasks.tasks)
-        return ReferenceRun(results, answers, observer)
+        return ReferenceRun(results, answers, observer, lost_documents(lm))
 
     def _facts(self, lm: LM) -> dict[str, Any]:
         reference = self._models.config.reference

@@ -126,6 +126,12 @@ class Observer:
         means = np.bincount(places, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
         return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
 
+    def beyond(self, cut: float, weights: Weights) -> float:
+        """How much of the mean KL over all positions, in nats, single positions have beyond `cut`."""
+        parts = [(part.rows["kl"], _by_row(part.rows, task, weights)) for task, part in self._positions.items()]
+        total = math.fsum(float(own.sum()) for _, own in parts)
+        return math.fsum(float(own @ np.maximum(kl - cut, 0)) for kl, own in parts) / total if total else 0.0
+
     def divergences(self, weights: Weights | None = None) -> tuple[Divergence, ...]:
         """The divergence of each scored task, in the order of the first requests; of several tasks also over all.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import Certain, EvaluationConfig
@@ -61,15 +61,16 @@ class SampledRun:
         sampler = Sampler(self._question.population, self._question.claim, self._config.seed or 0)
         samples: dict[str, list[Any]] = defaultdict(list)
         quick = self._config.model_copy(update={"bootstrap_iters": 0})
-        while not samples or sampler.verdict == "open":
+        while not samples or sampler.asks:
             documents = [self._question.documents[place] for place in sampler.next_batch().tolist()]
             found = self._evaluate(lm, quick, documents)["samples"]
             self._score_generated(lm, documents, observer)
             answers = read_answers(found, self._tasks.tasks)
-            sampler.update(self._question.values(Batch(documents, answers, observer)))
+            values = self._question.values(Batch(documents, answers, observer, lost_documents(lm)))
+            sampler.update(values.values, values.lows, values.variances)
             for task, lines in found.items():
                 samples[task] += lines
-        drawn = self._drawn(sampler)
+        drawn = self._drawn(sampler, observer)
         everything = [(task, number) for task, numbers in drawn.weights.items() for number in numbers]
         return self._evaluate(AnsweredRequests(lm, samples), self._config, everything), drawn
 
@@ -84,12 +85,20 @@ class SampledRun:
             wanted = set(documents)
             score_generated(lm, [item for item in self._generated if (item.task_name, item.doc_id) in wanted], observer)
 
-    def _drawn(self, sampler: Sampler) -> Drawn:
+    def _drawn(self, sampler: Sampler, observer: Observer | None) -> Drawn:
         weights: dict[str, dict[int, float]] = defaultdict(dict)
         for place, weight in sampler.representation().items():
             task, number = self._question.documents[place]
             weights[task][number] = weight
-        return Drawn(weights, _certainty(self._config.claim, sampler.decision(), weights))
+        certainty = _certainty(self._config.claim, sampler.decision(), weights)
+        cut = self._question.cut
+        beyond = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
+        return Drawn(weights, replace(certainty, outcome=self._question.outcome, cut=cut, beyond_cut=beyond))
+
+
+def lost_documents(lm: Any) -> set[Document]:
+    """The documents of which `lm` left a request without an answer."""
+    return {(item.task, item.doc_id) for item in getattr(lm, "lost", ())}
 
 
 def _by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
@@ -101,7 +110,6 @@ def _by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
 
 def _certainty(certain: Certain, decision: Decision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
     numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
-    assert decision.verdict != "open"
     estimate, low, high = decision.estimate, decision.low, decision.high
     if certain.metric == "top1_agreement":  # asked as disagreement
         estimate, low, high = 1 - estimate, 1 - high, 1 - low
@@ -116,5 +124,6 @@ def _certainty(certain: Certain, decision: Decision, weights: Mapping[str, Mappi
         high=high,
         num_evaluated=decision.num_evaluated,
         num_documents=decision.num_documents,
+        num_unknown=decision.num_unknown,
         sample=hashlib.sha256(numbers.encode()).hexdigest()[:16],
     )

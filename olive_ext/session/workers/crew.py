@@ -50,6 +50,9 @@ class Crew:
         """Opens all of them together. Raises the first error of opening; those that were opened are ended then."""
         self.workers = list(workers)
         self.num_lost = 0
+        self.unlike: dict[str, str] = {}
+        """What is other of a worker that was opened again than of the first: its numbers may differ by rounding."""
+
         self._latest: dict[str, Counters] = {}
         self._executions: dict[str, Mapping[str, Any]] = {}
         self._counted = Counters()
@@ -220,7 +223,7 @@ class Crew:
             if call.is_over:
                 break
             try:
-                worker.open()
+                self._compare(worker, worker.open())
             except (OliveExtError, WorkerLostError) as error:
                 problem = error
             else:
@@ -229,6 +232,18 @@ class Crew:
                 return True
         call.told.put((None, RunError(f"{worker.name} cannot be started again: {problem}")))
         return False
+
+    def _compare(self, worker: Worker, served: Served) -> None:
+        """Notes a worker that is open again, on another node or with less memory, and does not work as the first."""
+        self.unlike.pop(worker.name, None)
+        for which, first in self.served.models.items():
+            if (own := served.models[which]).num_slots != first.num_slots:
+                self.unlike[worker.name] = f"room for {own.num_slots} sequences, at first {first.num_slots}"
+                logger.warning(
+                    "%s has %s, so that its numbers may differ by rounding: set 'engine.num_slots'",
+                    worker.name,
+                    self.unlike[worker.name],
+                )
 
     def _retire_counters(self, worker: Worker) -> None:
         for name in [name for name in self._latest if name.startswith(f"{worker.name} ")]:

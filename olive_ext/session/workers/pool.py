@@ -94,7 +94,8 @@ class WorkerPool:
         own = [one.get("counters", {}) for one in told]
         others = own[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
         counters = {name: sum(one[name] for one in own) for name in others}
-        workers = {"names": names, "lost": self._crew.num_lost}
+        unlike = {"unlike": dict(self._crew.unlike)} if self._crew.unlike else {}
+        workers = {"names": names, "lost": self._crew.num_lost, **unlike}
         return {**told[0], **counts, "counters": counters, "workers": workers}
 
     def close(self) -> None:

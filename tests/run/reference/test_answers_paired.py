@@ -34,6 +34,24 @@ def samples(task: str, count: int, filter_name: str = "none") -> dict[str, list[
     return {task: lines}
 
 
+def test_task_of_which_nothing_was_drawn_is_a_part_of_the_whole() -> None:
+    reference = [answers("a", {"acc": [1, 1, 0, 0]}), answers("b", {"error": [0, 0, 0, 1]}, higher=False)]
+    drawn = answers("a", {"acc": [1, 0]})
+    outcomes, _ = compare_answers(
+        reference, [drawn], samples("a", 2), {"a": TASK}, weights={"a": dict.fromkeys(range(2), 2.0)}
+    )
+    assert [item.task for item in outcomes] == ["a", ALL]
+    assert (outcomes[-1].num_population, outcomes[-1].reference) == (8, 5 / 8)
+
+
+def test_task_of_which_all_was_drawn_has_the_numbers_of_a_whole_run() -> None:
+    reference, candidate = answers("a", {"acc": [1] * 8 + [0]}), answers("a", {"acc": [0] * 8 + [0]})
+    given = [reference], [candidate], samples("a", 9), {"a": TASK}
+    weights = {"a": dict.fromkeys(range(9), 1.0)}
+    assert compare_answers(*given, weights=weights) == compare_answers(*given)
+    assert compare_answers(*given, weights=weights)[0][0].mcnemar_p < 0.05
+
+
 def test_flips_name_the_documents_and_both_answers() -> None:
     reference, candidate = answers("t", {"acc": [1, 1, 0, 0, 1]}), answers("t", {"acc": [1, 0, 0, 1, 1]})
     outcomes, flips = compare_answers([reference], [candidate], samples("t", 5), {"t": TASK})

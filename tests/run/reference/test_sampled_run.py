@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
-from olive_ext.config import Bound, EvaluationConfig
-from olive_ext.errors import TaskError
+from olive_ext.config import Bound, Certain, EvaluationConfig
+from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
+from olive_ext.run.reference.answers import Answer, Answers
+from olive_ext.run.reference.claims import Batch, question_of
 from olive_ext.run.reference.comparison_run import Comparer, Mode
+from olive_ext.run.reference.observer import Observer
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
 from tests.run.duo import TwoModels, perturbed
@@ -54,10 +58,22 @@ def write_many(folder: Path) -> None:
 class Run:
     """One evaluation, as `evaluate` makes it."""
 
-    def __init__(self, tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        tasks: LoadedTasks,
+        mode: Mode,
+        candidate: Any,
+        *,
+        loses: Any = None,
+        reference_loses: Any = None,
+        **settings: Any,
+    ) -> None:
         given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": list(tasks.tasks)}
         config = EvaluationConfig.parse({**given, "bootstrap_iters": 0, **settings})
         models = TwoModels(candidate, config)
+        if reference_loses is not None:
+            for name in "reference", "resident":
+                setattr(models, name, partial(_losing_model, getattr(models, name), reference_loses))
         comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
         comparer.prepare()
         lm: Any = comparer.open()
@@ -69,6 +85,8 @@ class Run:
             return ask(requests, **options)
 
         lm.session.loglikelihood = counted
+        if loses is not None:
+            _lose(lm, loses)
         if comparer.is_sampled:
             self.results = comparer.run_sampled(lm)
         else:
@@ -76,6 +94,31 @@ class Run:
         self.comparison: Comparison = comparer.finish(lm, self.results)
         metrics = sampled_metrics(read_metrics(self.results), self.comparison, self.results)
         self.metrics = {(item.task, item.metric): item for item in (*metrics, *comparison_metrics(self.comparison))}
+
+
+def _losing_model(opens: Any, loses: Any, *arguments: Any) -> Any:
+    lm = opens(*arguments)
+    _lose(lm, loses)
+    return lm
+
+
+def _lose(lm: Any, loses: Any) -> None:
+    """As workers that crash on every request that `loses` names."""
+    ask = lm.session.loglikelihood
+
+    def lossy(requests: Any, on_result: Any = None, **options: Any) -> Any:
+        lost = {place: "crashed" for place, request in enumerate(requests) if loses(request)}
+        found = ask(requests, on_result=lambda place, output: place in lost or on_result(place, output), **options)
+        if lost:
+            raise LostRequestsError(lost)
+        return found
+
+    lm.session.loglikelihood = lossy
+
+
+def some(request: Any) -> bool:
+    """A few per cent of the requests, the same in every run."""
+    return sum(request.context) % 29 == 0
 
 
 def enough(tasks: LoadedTasks, mode: Mode, noise: float, **certain: Any) -> Run:
@@ -99,7 +142,7 @@ def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mod
     lines = found.results["samples"]["many_choice"]
     assert len({line["doc_id"] for line in lines}) == len(lines) == certainty.num_evaluated
     assert found.results["n-samples"]["many_choice"]["effective"] == certainty.num_evaluated
-    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 %)"
+    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 % for this model)"
     assert verdict(found.comparison).line.startswith(line)
 
 
@@ -207,3 +250,92 @@ def test_bounds_are_judged_as_the_claim_was_decided(
         assert found.comparison.certainty.verdict == expected
         required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
         assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "broken")
+
+
+CLAIMS: list[dict[str, Any]] = [
+    {"within": 0.08},
+    {"metric": "kl_mean", "below": 9.0},
+    {"metric": "top1_agreement", "above": 0.01},
+]
+
+
+@pytest.mark.parametrize("mode", ["recorded", "resident"])
+@pytest.mark.parametrize("certain", CLAIMS)
+def test_document_without_an_answer_is_whatever_breaks_the_claim(
+    tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]
+) -> None:
+    found = Run(tasks, mode, perturbed(0.6), loses=some, documents="enough", certain=certain)
+    certainty = found.comparison.certainty
+    assert certainty is not None
+    assert certainty.num_unknown > 0
+    assert found.comparison.missing >= certainty.num_unknown
+    assert "without an answer" in certainty.sentence()
+    assert "requests have no answer" in verdict(found.comparison).line
+    assert verdict(found.comparison).kind != "no_loss_found"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, whole: Run, mode: Mode) -> None:
+    truth = whole.metrics[ALL, "accuracy_difference"].value
+    found = Run(tasks, mode, perturbed(0.6), loses=some, documents="enough", certain={"above": truth - 1e-6})
+    certainty = found.comparison.certainty
+    assert certainty is not None
+    assert (certainty.verdict, certainty.num_evaluated) == ("open", COUNT)
+    assert certainty.low <= truth <= certainty.high
+    assert verdict(found.comparison).line.startswith("all 160 documents, ")
+    assert "is not certain" in verdict(found.comparison).line
+    required = Bound.model_validate({"metric": "accuracy_difference", "min": -1.0})
+    (line,) = broken_bounds([required], list(found.metrics.values()))
+    assert "is not certain" in line
+
+
+@pytest.mark.parametrize("mode", ["recorded", "resident"])
+@pytest.mark.parametrize("certain", CLAIMS)
+def test_documents_that_the_reference_lost_are_not_drawn(
+    tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]
+) -> None:
+    found = Run(tasks, mode, perturbed(0.6), reference_loses=some, documents="enough", certain=certain)
+    certainty = found.comparison.certainty
+    assert certainty is not None
+    assert 0 < certainty.num_documents < COUNT
+    assert certainty.num_unknown == 0
+    assert found.comparison.missing >= COUNT - certainty.num_documents
+
+
+def test_document_whose_output_is_not_finite_is_not_known() -> None:
+    asked = question_of(Certain(metric="kl_mean", below=0.5), [_answers(8)], _Positions(), [])
+    rows = np.zeros(8, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
+    rows["document"], rows["kl"], rows["kl_lower"] = np.arange(8), np.nan, np.nan
+    found = asked.values(Batch(asked.documents, [], _Positions(rows)))
+    assert np.isnan(found.values).all()
+
+
+@pytest.mark.parametrize(
+    ("kl", "error", "expected"), [(0.3, 0.0, 0.3), (-0.1, 0.05, 0.0), (0.9, 0.1, 1.0), (5.0, 0.0, 1.0)]
+)
+def test_records_error_is_a_part_of_the_value(kl: float, error: float, expected: float) -> None:
+    asked = question_of(Certain(metric="kl_mean", below=0.1), [_answers(1)], _Positions(), [])
+    rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
+    rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, min(kl, 0.05), error**2
+    found = asked.values(Batch(asked.documents, [], _Positions(rows)))
+    assert found.values == pytest.approx(expected)
+    assert found.lows == pytest.approx(max(0, min(kl, 0.05)))
+    assert found.variances == pytest.approx(error**2)
+
+
+class _Positions(Observer):
+    """One target of each document."""
+
+    def __init__(self, rows: Any = None) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def rows(self, task: str) -> Any:
+        return self._rows
+
+    def targets_of(self, task: str, document: int) -> tuple[int, float]:
+        return 1, -1.0
+
+
+def _answers(count: int) -> Answers:
+    return Answers("t", "none", {}, {number: Answer("", {}, "") for number in range(count)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -161,6 +162,26 @@ def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -
     assert [len(found[number]) for number in range(3)] == [3, 4, 5]
     with pytest.raises(RunError, match="cannot be started again: no memory"):
         run(Crew([FakeWorker("one", losses=[1], failed_openings=9)]), [requests_of(3)])
+
+
+class MovedWorker(FakeWorker):
+    """A worker that comes up again where there is room for other numbers of sequences."""
+
+    def open(self) -> Served:
+        served = super().open()
+        facts = replace(served.models[OWN], num_slots=served.models[OWN].num_slots + self.num_openings - 1)
+        return replace(served, models={OWN: facts})
+
+
+def test_a_worker_that_comes_up_otherwise_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    pool = WorkerPool(Crew([MovedWorker("one", losses=[1])]))
+    run(pool._crew, [requests_of(3)])
+    told = "room for 3 sequences, at first 2"
+    assert pool.describe()["workers"] == {"names": ["one"], "lost": 1, "unlike": {"one": told}}
+    assert f"one has {told}, so that its numbers may differ by rounding: set 'engine.num_slots'" in caplog.text
+    same = WorkerPool(Crew([FakeWorker("one", losses=[1])]))
+    run(same._crew, [requests_of(3)])
+    assert "unlike" not in same.describe()["workers"]
 
 
 class HomelessWorker(FakeWorker):

@@ -1,0 +1,196 @@
+"""A claim settles its own sentence: whatever else was found, it never makes a generated comparison's verdict better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.html.render import TONES
+from olive_ext.report.sampled import certain_comparison
+from olive_ext.report.verdict import Kind, verdict
+from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
+from olive_ext.stats.sampling_design import difference_population
+from olive_ext.stats.stopping import Claim, Sampler
+from tests.report.test_comparison import divergence, outcome
+
+KINDS = get_args(Kind)
+COLOURS = ("loss", "doubt", "plain", "unclear", "fine", "gain")
+"""Classes of a page, from the worst on."""
+
+WHOLE = (ALL, "accuracy", "none")
+
+
+def one_in(share: int) -> st.SearchStrategy[bool]:
+    return st.integers(1, share).map(lambda value: value == 1)
+
+
+@st.composite
+def outcomes(draw: Any, task: str, metric: str) -> Outcome:
+    flips = draw(st.sampled_from([(0, 0), (4, 2), (40, 1)]))
+    estimate = draw(st.floats(-0.1, 0.05)) if any(flips) else 0.0
+    below, above = (draw(st.floats(0, 0.1)) for _ in range(2))
+    p, is_binary = draw(st.sampled_from([1.0, 0.2, 0.001])), draw(st.booleans()) or task == ALL
+    low = math.nan if draw(one_in(30)) else estimate - below
+    found = outcome(task, metric, difference=estimate, low=low, high=estimate + above, mcnemar_p=p, is_binary=is_binary)
+    found = replace(found, right_to_wrong=flips[0], wrong_to_right=flips[1])
+    return replace(found, num_documents=draw(st.sampled_from([6, 400, 10_000])), higher_is_better=draw(st.booleans()))
+
+
+@st.composite
+def divergences(draw: Any, task: str) -> Divergence:
+    kl = draw(st.sampled_from([0.0, 1e-9, 0.005, 0.05, 0.2, 0.5, 3.0, math.nan, math.inf]))
+    found = divergence(
+        task,
+        kl,
+        top1_agreement=draw(st.sampled_from([1.0, 0.97, 0.9, 0.75, 0.3])),
+        perplexity_ratio=draw(st.sampled_from([0.98, 1.0, 1.002, 1.05, math.inf])) if kl > 1e-6 else 1.0,
+        perplexity_ratio_stderr=draw(st.sampled_from([None, 0.0, 0.001, 0.02])),
+    )
+    return replace(found, kl=replace(found.kl, maximum=found.kl.mean * 3))
+
+
+@st.composite
+def comparisons(draw: Any) -> Comparison:
+    names = draw(st.lists(st.sampled_from(["choice", "maths", "wiki", "code"]), unique=True, max_size=3))
+    answers = [draw(outcomes(name, "acc")) for name in names if draw(st.booleans())]
+    if len(answers) > 1:
+        answers.append(draw(outcomes(ALL, "accuracy")))
+    distances = [draw(divergences(name)) for name in names if draw(st.booleans())]
+    if len(distances) > 1:
+        distances.append(draw(divergences(ALL)))
+    return Comparison(
+        {},
+        tuple(distances),
+        tuple(answers),
+        missing=draw(st.sampled_from([0, 0, 1, 50])),
+        non_finite=int(draw(one_in(20))),
+        matters=draw(st.sampled_from([0.1, 1.0, 5.0])),
+    )
+
+
+@st.composite
+def claims(draw: Any, comparison: Comparison) -> Certainty:
+    metric = draw(st.sampled_from(["accuracy_difference", "kl_mean", "top1_agreement"]))
+    bound = draw(st.sampled_from([-0.05, -0.01, 0.02] if metric == "accuracy_difference" else [0.02, 0.9]))
+    ends = sorted(draw(st.floats(-0.1, 1)) for _ in range(3))
+    firsts = [(item.task, item.metric, item.filter) for item in comparison.outcomes]
+    return Certainty(
+        metric=metric,
+        side=draw(st.sampled_from(["above", "below"])),
+        bound=bound,
+        confidence=0.95,
+        verdict=draw(st.sampled_from(["kept", "kept", "broken", "open"])),
+        estimate=ends[1],
+        low=ends[0],
+        high=ends[2],
+        num_evaluated=draw(st.sampled_from([5, 6])),
+        num_documents=6,
+        sample="a",
+        outcome=draw(st.sampled_from([None, *firsts])) if metric == "accuracy_difference" else None,
+        num_unknown=draw(st.integers(0, 2)),
+        cut=1.0 if metric == "kl_mean" else None,
+        beyond_cut=draw(st.sampled_from([0.0, 0.03])),
+    )
+
+
+def is_better(kind: Kind, other: Kind) -> bool:
+    """In words or in colour."""
+    nothing = "nothing_compared"
+    return kind != nothing != other and (
+        KINDS.index(kind) > KINDS.index(other) or COLOURS.index(TONES[kind]) > COLOURS.index(TONES[other])
+    )
+
+
+def is_green(kind: Kind) -> bool:
+    return COLOURS.index(TONES[kind]) > COLOURS.index("doubt")
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data())
+def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
+    comparison = data.draw(comparisons())
+    claim = data.draw(claims(comparison))
+    before = verdict(comparison)
+    for after in verdict(replace(comparison, certainty=claim)), verdict(certain_comparison(comparison, claim)):
+        assert not is_better(after.kind, before.kind)
+        if before.kind not in ("cannot_tell", "nothing_compared"):
+            assert after.line.startswith(claim.sentence())
+
+
+@settings(max_examples=200, deadline=None)
+@given(comparisons(), st.integers(1, 500))
+def test_missing_answers_never_make_a_verdict_better(comparison: Comparison, more: int) -> None:
+    found = verdict(replace(comparison, missing=comparison.missing + more))
+    assert not is_better(found.kind, verdict(comparison).kind)
+
+
+def test_every_kind_has_a_colour() -> None:
+    assert TONES.keys() == set(KINDS)
+    assert set(TONES.values()) <= set(COLOURS)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Comparison({}, (divergence("choice", kl=3.0),), (outcome(low=-0.004),)),
+        Comparison({}, (divergence("choice", kl=0.5),), (outcome(low=-0.004),)),
+        Comparison({}, (divergence("wiki", perplexity_ratio=1.05),), (outcome(low=-0.004),)),
+        Comparison({}, (), (outcome(difference=-0.03, low=-0.05, high=-0.01),)),
+    ],
+)
+def test_loss_is_one_whatever_is_claimed(found: Comparison) -> None:
+    claim = Certainty("accuracy_difference", "above", -0.05, 0.95, "kept", -0.03, -0.05, -0.01, 342, 10_042, "a")
+    assert verdict(found).kind == verdict(replace(found, certainty=claim)).kind == "loss"
+    assert verdict(replace(found, certainty=claim)).line.startswith(claim.sentence())
+
+
+def run(reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int) -> tuple[Comparison, Comparison]:
+    """The comparison of all documents, and that of drawn ones with the claim of a loss of at most `bound`."""
+    sampler = Sampler(difference_population(reference), Claim(-bound, "above", bound), seed)
+    drawn: list[int] = []
+    while sampler.asks:
+        batch = sampler.next_batch().tolist()
+        drawn += batch
+        sampler.update(candidate[batch] - reference[batch])
+    decision, weights = sampler.decision(), sampler.representation()
+    whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
+    part = sampled_outcome(*WHOLE, reference, reference[drawn], candidate[drawn], [weights[item] for item in drawn])
+    claim = Certainty(
+        *(
+            "accuracy_difference",
+            "above",
+            -bound,
+            0.95,
+            decision.verdict,
+            decision.estimate,
+            decision.low,
+            decision.high,
+        ),
+        *(decision.num_evaluated, decision.num_documents, "a", WHOLE),
+    )
+    outcome = whole if len(drawn) == len(reference) else part
+    return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim)
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])
+@pytest.mark.parametrize("count", [6, 400, 2000])
+def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> None:
+    random, better, green, num_runs = np.random.default_rng(0), 0, 0, 20
+    for seed in range(num_runs):
+        reference = (random.random(count) < 0.7).astype(float)
+        lost, won = random.choice([0.0, 0.005, 0.02, 0.08]), random.choice([0.0, 0.01])
+        candidate = np.where(reference == 1, random.random(count) >= lost, random.random(count) < won).astype(float)
+        whole, part = run(reference, candidate, bound, seed)
+        green += is_green(verdict(part).kind)
+        better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
+    assert better <= 0.05 * num_runs
+    assert green or count < 2000 or bound > 0.005, (
+        "a claim that leaves room for the error of all documents can be green"
+    )
