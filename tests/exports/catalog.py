@@ -165,9 +165,6 @@ CATALOG: dict[str, Recipe] = {
     "phi3_longrope-genai-0.18-fp16-cpu": _genai("phi3_longrope", GENAI_18, "fp16"),
     "phi3_longrope-genai-0.18-fp16-dml": _genai("phi3_longrope", GENAI_18, "fp16", "dml"),
     "phi3_longrope-genai-0.18-fp32-webgpu": _genai("phi3_longrope", GENAI_18, "fp32", "webgpu", "use_webgpu_fp32=true"),
-    "phi3_longrope-genai-0.18-webgpu-graph": _genai(
-        "phi3_longrope", GENAI_18, "fp16", "webgpu", "enable_webgpu_graph=true", differs=_TABLES
-    ),
     "phi3_longrope-mobius-static": _mobius("phi3_longrope", static_cache=128),
     "phi3_longrope-mobius-webgpu": _mobius("phi3_longrope", provider="webgpu", differs=_TABLES),
     **{f"{family}-genai-0.14": _genai(family, GENAI_14) for family in ("llama_linear", "llama_scaled")},
