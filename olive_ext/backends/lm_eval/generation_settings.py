@@ -134,6 +134,25 @@ class GenerationSettings:
         )
 
 
+def refuse_generation(name: str, config: Mapping[str, Any], gen_kwargs: Mapping[str, Any], length: int | None) -> None:
+    """Raises `TaskError` where the task `name` generates, and its settings with those of the user cannot be followed by
+    a model of the context `length`; None stands for any."""
+    own = config.get("generation_kwargs") or {}
+    if config.get("output_type") != "generate_until":
+        return
+    if not isinstance(own, Mapping):
+        raise TaskError(f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping")
+    try:
+        settings = GenerationSettings.read({**own, **gen_kwargs}, default_max_gen_toks=1, eos=None, seed=0)
+    except TaskError as error:
+        raise TaskError(f"task '{name}': {error}") from error
+    if length is not None and settings.max_gen_toks >= length:
+        raise TaskError(
+            f"task '{name}': 'max_gen_toks' = {settings.max_gen_toks} leaves no room for a prompt: it must be below "
+            f"the model's max_length of {length}"
+        )
+
+
 @dataclass(frozen=True)
 class Thinking:
     """Where a model's reasoning ends: `end` is a text, a token id, or None for models that write no reasoning."""
