@@ -125,7 +125,7 @@ class GenerationConfig(_Section):
     begin_suppress_tokens: list[Id] | None = None
     lang_to_id: dict[str, Id] | None = None
     task_to_id: dict[str, Id] | None = None
-    forced_decoder_ids: list[tuple[Id, Id | None]] | None = None
+    forced_decoder_ids: list[Annotated[list[Id | None], Field(min_length=2, max_length=2)]] | None = None
     no_timestamps_token_id: Id | None = None
 
 

@@ -124,11 +124,10 @@ def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str)
 
 def refuse_named(ids: Iterable[int], rows: int | None, key: str) -> None:
     """Raises `ModelError` for an id under `key` of a configuration that is none of the model's `rows`."""
+    last = LARGEST_ID if rows is None else rows - 1
     for number in ids:
-        if number < 0 or (rows is not None and number >= rows):
-            raise ModelError(
-                f"'{key}' names the token {number}: give one from 0 to {'the last' if rows is None else rows - 1}"
-            )
+        if not 0 <= number <= last:
+            raise ModelError(f"'{key}' names the token {number}: give one from 0 to {last}")
 
 
 def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Container[int] = ()) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,8 @@ _NUMBERS: Mapping[str, tuple[type[int | float], float, float, str]] = {
     "top_k": (int, 0, math.inf, "a whole number of at least 0 (0 turns it off)"),
     "seed": (int, 0, math.inf, "a whole number of at least 0"),
     "max_length": (int, 1, math.inf, "a positive integer"),
-    "num_beams": (int, 1, math.inf, "a positive integer (1 is no beam search)"),
-    "length_penalty": (float, -math.inf, math.inf, "a number (1 divides by the length)"),
+    "num_beams": (int, 1, 2**16, "an integer from 1 to 65536 (1 is no beam search)"),
+    "length_penalty": (float, -sys.float_info.max, sys.float_info.max, "a number (1 divides by the length)"),
     **dict.fromkeys(_LENGTHS, (int, 1, math.inf, "a positive integer")),
 }
 """The type and the least and largest value of the settings that are numbers, and these in words."""
