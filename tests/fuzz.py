@@ -3,10 +3,10 @@
     python -m tests.fuzz --cases 1000
 
 Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
-reference are damaged, and inputs made that would hardly end (`tests.fuzz_inputs`), each case in a process that is forked
-from one that has imported everything and opened nothing. A case is right where it ends within 120 seconds of the
-processor with status 2 and one line on stderr, or with status 0 and finite numbers, which are those of the undamaged run
-where a cache was damaged: damage elsewhere may be a lawful change, and a task without metrics has no numbers.
+reference are damaged, and inputs made that would hardly end (`tests.fuzz_inputs`), each case in a process that is
+forked from one that has imported everything and opened nothing. A case is right where it ends within 120 seconds of the
+processor with status 2 and one line on stderr, or with status 0 and finite numbers, those of the undamaged run where a
+cache was damaged: damage elsewhere may be a lawful change, and a task without metrics has no numbers.
 """
 
 from __future__ import annotations

@@ -54,28 +54,29 @@ def expansions(rng: random.Random, here: Path) -> tuple[str, str, list[str]]:
 
 
 def files(rng: random.Random, here: Path) -> tuple[str, str, list[str]]:
-    """Pipes, links, folders and large files where files of a task are looked for."""
-    names = {"other.yaml": "", "included": "include: included\n", "code.py": "", "data.json": "", "mine.yaml": ""}
-    name = rng.choice(sorted(names))
-    text = CHOICE + names[name]
-    if name == "code.py":
-        text = CHOICE.replace("local.load", "code.load")
-    elif name == "data.json":
-        text = CHOICE.replace(HEAD, _source(here / "tasks" / name, "json"))
+    """Pipes, links, folders and large files where one or two files of a task are looked for."""
+    names = ["other.yaml", "included", "code.py", "data.json", "mine.yaml"]
+    chosen = sorted(rng.sample(names, rng.choice([1, 2])))
+    text = CHOICE + ("include: included\n" if "included" in chosen else "")
+    if "data.json" in chosen:
+        text = text.replace(HEAD, _source(here / "tasks" / "data.json", "json"))
+    if "code.py" in chosen:
+        text = text.replace("local.load", "code.load") + "process_results: !function code.process\n"
     _task(here, text)
-    how = rng.choice(["pipe", "zero", "null", "folder", "large", "loop", "gone"])
-    file = here / "tasks" / name
-    file.unlink(missing_ok=True)
-    if how == "pipe":
-        os.mkfifo(file)
-    elif how in ("zero", "null", "loop"):
-        file.symlink_to(file if how == "loop" else f"/dev/{how}")
-    elif how == "folder":
-        file.mkdir()
-    elif how == "large":
-        with file.open("wb") as opened:
-            opened.truncate(rng.choice([5 << 20, 1 << 31]))
-    return f"{name} {how}", "mine", []
+    ways = [rng.choice(["pipe", "zero", "null", "folder", "large", "loop", "gone"]) for _ in chosen]
+    for name, how in zip(chosen, ways, strict=True):
+        file = here / "tasks" / name
+        file.unlink(missing_ok=True)
+        if how == "pipe":
+            os.mkfifo(file)
+        elif how in ("zero", "null", "loop"):
+            file.symlink_to(file if how == "loop" else f"/dev/{how}")
+        elif how == "folder":
+            file.mkdir()
+        elif how == "large":
+            with file.open("wb") as opened:
+                opened.truncate(rng.choice([5 << 20, 1 << 30]))
+    return f"{chosen} {ways}", "mine", []
 
 
 def counts(rng: random.Random, here: Path) -> tuple[str, str, list[str]]:

@@ -54,6 +54,6 @@ def to_rolling(session: Session, asked: ToRoll) -> Converted[RollingOutput]:
 
 def _known(session: Session, converted: Converted[Output]) -> Converted[Output]:
     """The same; raises `TaskError` for a token that the model has no row for."""
-    for request in converted.requests:
+    for request in converted.requests if session.model is not None else ():  # else it is not known what it has
         refuse_unknown(request, session.tokenizer, () if session.media is None else session.media.placeholders)
     return converted
