@@ -99,8 +99,20 @@ def made_tasks() -> Iterator[None]:
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
                 raise
 
-    with _replaced("__init__", made):
+    with _replaced("__init__", made), _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)):
         yield
+
+
+def _listed_choices(own: Any) -> Any:
+    """lm-eval's `doc_to_choice` without its mistake to take the letters of a text for choices."""
+
+    def listed(self: Any, *args: Any, **options: Any) -> Any:
+        choices = own(self, *args, **options)
+        if isinstance(choices, str):
+            raise ValueError(f"its choices are the text {choices[:80]!r}: a list is expected")
+        return choices
+
+    return listed
 
 
 def _data_fault(task: Any, config: Mapping[str, Any], error: Exception) -> str | None:
@@ -152,6 +164,7 @@ def checked_documents() -> Iterator[None]:
         _replaced("construct_requests", checked),
         _replaced("doc_iterator", iterated),
         _replaced("fewshot_context", prompted),
+        _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)),
     ):
         yield
 

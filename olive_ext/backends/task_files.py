@@ -4,6 +4,7 @@ name. Imports no lm-eval, and nothing that the files name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,12 @@ def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 def _refuse_broken(path: Path, read: list[Path]) -> None:
-    read.append(path.resolve())
+    read.append(Path(os.path.realpath(path)))
     for name in _included(read_task(path)):
         included = path.parent / str(name)
         if not isinstance(name, str) or not included.exists():
             raise TaskError(f"task file '{path}': 'include' = {name!r}: no such file")
-        if included.resolve() in read:
+        if Path(os.path.realpath(included)) in read:
             raise TaskError(f"task file '{path}': 'include' = {name!r}, which is being read already")
         if len(read) > MOST_INCLUDED:
             raise TaskError(f"task file '{read[0]}' includes more than {MOST_INCLUDED} files (MOST_INCLUDED)")
@@ -132,7 +133,7 @@ def _files(tasks: Sequence[object], folders: Sequence[str]) -> Iterator[tuple[Pa
     waiting += [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith((".yaml", ".yml"))]
     seen: set[Path] = set()
     while waiting:
-        path = waiting.pop().resolve()
+        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
         if path in seen:
             continue
         seen.add(path)

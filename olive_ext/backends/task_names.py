@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -66,7 +67,7 @@ def _files(folders: Sequence[str]) -> Iterator[Path]:
     waiting = [path for folder in folders for path in Path(folder).rglob("*.y*ml")]
     seen: set[Path] = set()
     while waiting:
-        path = waiting.pop().resolve()
+        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
         if path not in seen and path.is_file() and path.stat().st_size <= LARGEST_FILE:
             seen.add(path)
             yield path

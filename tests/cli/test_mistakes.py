@@ -124,6 +124,13 @@ def piped(place: Place, name: str) -> Place:
     return place
 
 
+def ringed(place: Place, name: str) -> Place:
+    """A link to itself."""
+    (place.here / name).unlink()
+    (place.here / name).symlink_to(place.here / name)
+    return place
+
+
 def included(place: Place) -> Place:
     """A task file whose includes include others."""
     for number in range(200):
@@ -429,6 +436,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: piped(p.task(CHOICE), "tasks/other.yaml"),
         "other.yaml' is not read: it is no regular file",
     ),
+    "task that is a ring of links": (
+        lambda p: ringed(p.task(CHOICE), "tasks/mine.yaml"),
+        "mine.yaml' cannot be parsed: .*symbolic links",
+    ),
     "task that includes a pipe": (
         lambda p: piped(p.task(CHOICE + "include: pipe\n"), "tasks/pipe"),
         "pipe' is not read: it is no regular file",
@@ -539,6 +550,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "answer that is none of the choices": (
         lambda p: p.data(ROW, ROW.replace("0", "7")),
         "task 'mine', document 1: its target is 7, which is none of its 2 choices",
+    ),
+    "choices that are a text": (
+        lambda p: p.data("question,choices,answer", "a,b,0", kind="csv"),
+        "task 'mine', document 0: ValueError: its choices are the text 'b': a list is expected",
     ),
     "row of other length": (
         lambda p: p.data("question,choices,answer", "a,b,0", "a,b,0,5", kind="csv"),
