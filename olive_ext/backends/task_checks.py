@@ -73,11 +73,14 @@ MOST_REPEATS = 10_000
 """Answers to one document: lm-eval makes a request for each, and published tasks ask for 200 at most."""
 
 
-def refuse_repeats(config: Mapping[str, Any], name: str) -> None:
-    """Raises `TaskError` for a number of answers to each document that no evaluation can have."""
+def refuse_counts(config: Mapping[str, Any], name: str) -> None:
+    """Raises `TaskError` for a number of answers to each document, or of examples, that no evaluation can have."""
     repeats = config.get("repeats", 1)
     if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
         raise TaskError(f"task '{name}' has 'repeats' = {repeats!r}: give an integer from 1 to {MOST_REPEATS}")
+    shots = config.get("num_fewshot")
+    if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
+        raise TaskError(f"task '{name}' has 'num_fewshot' = {shots!r}: give an integer from 0")
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def made_tasks() -> Iterator[None]:
         config = options.get("config") or {}
         name = str(config.get("task"))
         refuse_metrics(config, name)
-        refuse_repeats(config, name)
+        refuse_counts(config, name)
         try:
             make(self, *args, **options)
         except Exception as error:

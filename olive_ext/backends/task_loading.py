@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
-from olive_ext.backends.task_checks import made_tasks, refuse_metrics, refuse_repeats
+from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
 from olive_ext.backends.task_folders import task_folders
 from olive_ext.backends.task_groups import refuse_groups
@@ -114,7 +114,7 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
     found = [_find(spec, manager.task_index) for spec in specs]
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
         refuse_metrics(config, str(config["task"]))
-        refuse_repeats(config, str(config["task"]))
+        refuse_counts(config, str(config["task"]))
     if missing := [name for _, names in found for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)

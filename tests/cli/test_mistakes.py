@@ -472,6 +472,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.task("group: mine\ntask: [two]\n").beside("two.yaml", f"{ROLLING}repeats: 0\n", "tiny_rolling"),
         "task 'two' has 'repeats' = 0: give an integer from 1 to 10000",
     ),
+    "examples below 0": (
+        lambda p: p.task(CHOICE + "num_fewshot: -3\n"),
+        "task 'mine' has 'num_fewshot' = -3: give an integer from 0",
+    ),
     "examples without number": (
         lambda p: p.task(CHOICE + "num_fewshot: 100000000\n"),
         "'num_fewshot' = 100000000: task 'mine' has 6 documents",
