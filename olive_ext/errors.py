@@ -17,6 +17,9 @@ _MACHINE = (MemoryError, OSError, RuntimeError)
 class OliveExtError(ValueError):
     """Base of all errors that name a setting, file or object of the user's."""
 
+    request: int | None = None
+    """The place in its call of the request that the error is about."""
+
 
 class ConfigError(OliveExtError):
     """A setting is unknown, has a wrong value, or contradicts another one."""

@@ -3,10 +3,10 @@
     python -m tests.fuzz --cases 1000
 
 Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
-reference are damaged, each case in a process that is forked from one that has imported everything and opened nothing.
-A case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0
-and finite numbers, which are those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful
-change, and a task without metrics has no numbers.
+reference are damaged, and inputs made that would hardly end (`tests.fuzz_inputs`), each case in a process that is
+forked from one that has imported everything and opened nothing. A case is right where it ends within 120 seconds of the
+processor with status 2 and one line on stderr, or with status 0 and finite numbers, those of the undamaged run where a
+cache was damaged: damage elsewhere may be a lawful change, and a task without metrics has no numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.test_random_packages import GENAI, HF, places, replaced
 from tests.check.tiny import put_model
 from tests.forks import import_what_it_imports
+from tests.fuzz_inputs import INPUTS, Input
 
 SECONDS = 120
 ODD: tuple[Any, ...] = (
@@ -135,12 +137,21 @@ def caches(rng: random.Random, root: Root, here: Path) -> Case:
 
 
 Damage = Callable[[random.Random, Root, Path], Case]
+
+
+def case_of(make: Input, rng: random.Random, root: Root, here: Path) -> Case:
+    """An input that is made, not damaged."""
+    what, task, more = make(rng, here)
+    return Case(what, root.argv(*more, tasks=[task]))
+
+
 KINDS: dict[str, Damage] = {
     "settings": settings,
     "packages": package,
     "graphs": graph,
     "tasks": tasks,
     "caches": caches,
+    **{name: partial(case_of, make) for name, make in INPUTS.items()},
 }
 
 

@@ -78,6 +78,7 @@ DOORS = {
     # runners.hf: a reference in its original form runs on transformers
     "transformers": [
         "olive_ext.text.tokenizer",
+        "olive_ext.text.bounded_templates",  # puts its limits where chat templates are compiled
         "olive_ext.media.processors",
         "olive_ext.engine.runners.hf.hf_model",
         "olive_ext.backends.*",
@@ -87,7 +88,12 @@ DOORS = {
     "evalution": ["olive_ext.backends.*"],
     "ray": ["olive_ext.session.workers.ray_worker"],
     "mlflow": ["olive_ext.run.mlflow_log"],
-    "jinja2": ["olive_ext.report.html.render", "olive_ext.text.tokenizer", "olive_ext.backends.*"],
+    "jinja2": [
+        "olive_ext.report.html.render",
+        "olive_ext.text.tokenizer",
+        "olive_ext.text.bounded_templates",
+        "olive_ext.backends.*",
+    ],
     "matplotlib": ["olive_ext.report.html.svg", "olive_ext.bench.picture"],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
@@ -102,6 +108,7 @@ DOORS = {
         "olive_ext.model.positional_nodes",
         "olive_ext.model.media_faults",
         "olive_ext.model.media_spec",
+        "olive_ext.model.rotary",
     ],
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,9 @@ from typing import Any
 import jinja2
 import lm_eval.loggers.utils
 import lm_eval.utils
-from jinja2.sandbox import SandboxedEnvironment
 
 from olive_ext.backends.progress import shown
+from olive_ext.text.bounded_templates import BoundedEnvironment
 
 _BARS = (
     "tqdm",
@@ -32,12 +33,12 @@ _BARS = (
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
     """Templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to the
-    interpreter: lm-eval renders them as code of its own."""
+    interpreter, and within limits: lm-eval renders them as code of its own."""
     own: Any = getattr(lm_eval.utils, "env", None)
     if type(own) is not jinja2.Environment:
         yield
         return
-    sandbox = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
+    sandbox = BoundedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
     sandbox.filters.update(own.filters)
     lm_eval.utils.env = sandbox
     try:
@@ -112,6 +113,23 @@ def quiet_bars(progress: bool) -> Iterator[None]:
             loading.disable_progress_bar()
             undo.callback(loading.enable_progress_bar)
         yield
+
+
+@contextmanager
+def quiet_data() -> Iterator[None]:
+    """While tasks are loaded, `datasets` draws its bars on a terminal only, and leaves its errors to who catches
+    them."""
+    datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
+    level, were_off = datasets.utils.logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.utils.logging.set_verbosity(level)
+        if not were_off:
+            datasets.enable_progress_bars()
 
 
 def _bar(bar: Any, default: bool | None, *args: Any, **options: Any) -> Any:

@@ -25,6 +25,7 @@ from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
 from olive_ext.records.journal import Journal
+from olive_ext.text.bounded_templates import bounded_chat_templates
 
 __all__ = ["LM", "run_tasks", "sample_line"]
 
@@ -49,7 +50,8 @@ def run_tasks(
         built_requests(),
         environment_read_once(),
         quiet_bars(progress),
-        chosen_template(lm, settings.apply_chat_template),
+        chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
+        bounded_chat_templates(),
         answered_documents(tasks.tasks, getattr(lm, "lost", ())),
         journaled(lm, journal) as model,
     ):
@@ -83,10 +85,9 @@ def built_requests() -> Iterator[None]:
 
 
 @contextmanager
-def chosen_template(lm: LM, name: bool | str) -> Iterator[None]:
+def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
     uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
-    tokenizer = getattr(lm, "tokenizer", None)
     written: Any = getattr(tokenizer, "chat_template", None)
     if isinstance(name, bool):
         if name and tokenizer is not None and not written:

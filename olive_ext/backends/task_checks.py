@@ -1,101 +1,23 @@
-"""What is wrong with tasks, found before a model is asked: files that cannot be parsed, metrics and aggregations that
-lm-eval does not have, too few documents for the examples, documents without choices or without a target. Knows no
-model.
+"""What is wrong with tasks, found before a model is asked: metrics and aggregations that lm-eval does not have, too few
+documents for the examples, documents without choices or without a target. Knows no model.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import yaml
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
-from olive_ext.errors import TaskError, counted, first_line
+from olive_ext.backends.data_faults import fault_of
+from olive_ext.errors import TaskError, counted, named_failures
+from olive_ext.text.bounded_templates import refuse_long
 
 logger = logging.getLogger(__name__)
-
-LARGEST_FILE = 4 * 2**20
-"""Bytes of a task file: lm-eval's largest has 150 thousand."""
-
-
-class _Function(str):
-    """The name of a function in a task file."""
-
-
-class _Reader(yaml.SafeLoader):
-    """Reads a task file without importing the functions that it names."""
-
-
-_Reader.add_multi_constructor(
-    "!", lambda loader, suffix, node: _Function(node.value) if isinstance(node, yaml.ScalarNode) else None
-)
-
-
-def read_task(path: Path) -> Mapping[str, Any]:
-    """A task file's content. Raises `TaskError` with the reason, the file and the line where it cannot be parsed."""
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise TaskError(f"task file '{path}' has {path.stat().st_size:,} bytes, more than {LARGEST_FILE:,}")
-        config = yaml.load(path.read_text(encoding="utf-8"), Loader=_Reader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}" if mark is not None else ""
-        raise TaskError(f"task file '{path}'{place} cannot be parsed: {error.problem or error.context}") from error
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise TaskError(f"task file '{path}' cannot be parsed: {first_line(error)}") from error
-    if not isinstance(config, Mapping):
-        raise TaskError(f"task file '{path}' holds no mapping")
-    return config
-
-
-def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Raises `TaskError` where the file of a task that is missing is there, and cannot be parsed: lm-eval passes over
-    such files, and calls the task unknown."""
-    for folder in folders:
-        for path in sorted(Path(folder).rglob("*.y*ml")):
-            if path.stem in names:
-                read_task(path)
-
-
-def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path | str, list[str]]:
-    """The functions that task files name (`!function`), by the Python file, or the installed module, that they lie in.
-
-    Looks at the files in `folders`, at those among `tasks`, and at what these include; imports nothing. lm-eval runs
-    the functions of the tasks that are chosen. Files that cannot be parsed have none.
-    """
-    waiting = [path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml"))]
-    waiting += [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith((".yaml", ".yml"))]
-    found: dict[Path | str, set[str]] = {}
-    seen: set[Path] = set()
-    while waiting:
-        path = waiting.pop().resolve()
-        if path in seen:
-            continue
-        seen.add(path)
-        try:
-            config = read_task(path)
-        except TaskError:
-            continue
-        included = config.get("include") or []
-        waiting += [path.parent / str(name) for name in (included if isinstance(included, list) else [included])]
-        for name in _functions(config):
-            module, _, function = name.rpartition(".")
-            file = path.parent / f"{module.replace('.', '/')}.py"
-            found.setdefault(file.resolve() if file.exists() else module, set()).add(function)
-    return {place: sorted(names) for place, names in sorted(found.items(), key=lambda item: str(item[0]))}
-
-
-def _functions(value: object) -> Iterator[str]:
-    if isinstance(value, _Function):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _functions(item)
 
 
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
@@ -147,31 +69,148 @@ def _draws_from_its_own(config: Any) -> bool:
     return bool(next(filter(None, splits), None) == (config.test_split or config.validation_split))
 
 
+MOST_REPEATS = 10_000
+"""Answers to one document: lm-eval makes a request for each, and published tasks ask for 200 at most."""
+
+
+def refuse_counts(config: Mapping[str, Any], name: str) -> None:
+    """Raises `TaskError` for a number of answers to each document, or of examples, that no evaluation can have."""
+    repeats = config.get("repeats", 1)
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
+        raise TaskError(f"task '{name}' has 'repeats' = {repeats!r}: give an integer from 1 to {MOST_REPEATS}")
+    shots = config.get("num_fewshot")
+    if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
+        raise TaskError(f"task '{name}' has 'num_fewshot' = {shots!r}: give an integer from 0")
+
+
+@contextmanager
+def made_tasks() -> Iterator[None]:
+    """While tasks are loaded, an error in one's data or in its first document names the task, and the file and the
+    line, or the document."""
+    make = ConfigurableTask.__init__
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        config = options.get("config") or {}
+        name = str(config.get("task"))
+        refuse_metrics(config, name)
+        refuse_counts(config, name)
+        try:
+            make(self, *args, **options)
+        except Exception as error:
+            if (fault := _data_fault(self, config, error)) is not None:
+                raise TaskError(f"task '{name}'{fault}") from error
+            with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
+                raise
+
+    with _replaced("__init__", made), _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)):
+        yield
+
+
+def _listed_choices(own: Any) -> Any:
+    """lm-eval's `doc_to_choice` without its mistake to take the letters of a text for choices."""
+
+    def listed(self: Any, *args: Any, **options: Any) -> Any:
+        choices = own(self, *args, **options)
+        if isinstance(choices, str):
+            raise ValueError(f"its choices are the text {choices[:80]!r}: a list is expected")
+        return choices
+
+    return listed
+
+
+def _data_fault(task: Any, config: Mapping[str, Any], error: Exception) -> str | None:
+    """What is wrong with a task's data, where that is why it cannot be made."""
+    splits = getattr(task, "dataset", None)
+    if isinstance(error, KeyError) and isinstance(splits, Mapping) and error.args[0] not in splits:
+        return f": its data have no split {error.args[0]!r}, there are {', '.join(map(repr, splits))}"
+    if hasattr(task, "task_docs") and not len(task.task_docs):
+        return ": it has no documents"
+    fault = fault_of(config) if splits is None or isinstance(error, UnicodeError) else None
+    return None if fault is None else f", {fault}"
+
+
 @contextmanager
 def checked_documents() -> Iterator[None]:
-    """While an evaluation runs, a document without choices, or whose target is missing, raises `TaskError` as its
-    requests are built, which is before any of them is asked."""
-    construct = ConfigurableTask.construct_requests
+    """While an evaluation runs, a document whose prompt cannot be made or is too long, without choices, or whose target
+    is missing or none of them, raises `TaskError` with its number as its requests are built, which is before any of
+    them is asked."""
+    construct, iterate = ConfigurableTask.construct_requests, ConfigurableTask.doc_iterator
+    context = ConfigurableTask.fewshot_context
+    numbers: deque[int] = deque()  # of the documents whose prompts are still to be made
+
+    def iterated(self: Any, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+        numbers.clear()
+        for number, doc in iterate(self, *args, **options):
+            numbers.append(number)
+            yield number, doc
+
+    def prompted(self: Any, doc: Any, *args: Any, **options: Any) -> Any:
+        number = numbers.popleft() if numbers else "?"
+        try:
+            return context(self, doc, *args, **options)
+        except Exception:
+            with named_failures(f"task '{self.config.task}', document {number}"):
+                raise
 
     def checked(self: Any, doc: Any, ctx: Any, **options: Any) -> Any:
-        if problem := _problem(self, doc):
-            number = (options.get("metadata") or ("?", "?"))[1]
-            raise TaskError(f"task '{self.config.task}', document {number}: {problem}")
-        return construct(self, doc, ctx, **options)
+        place = f"task '{self.config.task}', document {(options.get('metadata') or ('?', '?'))[1]}"
+        with named_failures(place):
+            if problem := _problem(self, doc):
+                raise TaskError(f"{place}: {problem}")
+            made = construct(self, doc, ctx, **options)
+            for request in made if isinstance(made, list) else [made]:
+                for text in filter(lambda item: isinstance(item, str), request.args):
+                    refuse_long(text, "a text of it")
+        return made
 
-    ConfigurableTask.construct_requests = checked
+    with (
+        _replaced("construct_requests", checked),
+        _replaced("doc_iterator", iterated),
+        _replaced("fewshot_context", prompted),
+        _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(name: str, method: Any) -> Iterator[None]:
+    own = getattr(ConfigurableTask, name)
+    is_inherited = name not in vars(ConfigurableTask)
+    setattr(ConfigurableTask, name, method)
     try:
         yield
     finally:
-        ConfigurableTask.construct_requests = construct
+        if is_inherited:
+            delattr(ConfigurableTask, name)
+        else:
+            setattr(ConfigurableTask, name, own)
 
 
 def _problem(task: Any, doc: Any) -> str | None:
     config = task.config
-    if config.output_type == "multiple_choice" and not task.doc_to_choice(doc):
+    choices = task.doc_to_choice(doc) if config.output_type == "multiple_choice" else None
+    if choices is not None and not choices:
         return "it has no choices"
     if config.doc_to_target is None or callable(config.process_results):
         return None
     target = task.doc_to_target(doc)
-    is_missing = target is None or (config.output_type == "multiple_choice" and target in ("", "None"))
-    return f"its target is {target!r}" if is_missing else None
+    if target is None or (choices is not None and target in ("", "None")):
+        return f"its target is {target!r}"
+    if (
+        choices is not None
+        and not task.multiple_input
+        and not all(_is_choice(item, choices) for item in _items(target))
+    ):
+        return f"its target is {target!r}, which is none of its {counted(len(choices), 'choice')}"
+    return None
+
+
+def _items(target: Any) -> list[Any]:
+    return target if isinstance(target, list) else [target]
+
+
+def _is_choice(target: Any, choices: Sequence[Any]) -> bool:
+    """Whether a target, the number of a choice or its text, is one of them; other kinds are lm-eval's to read."""
+    if isinstance(target, int):
+        return 0 <= target < len(choices)
+    return not isinstance(target, str) or target in choices

@@ -3,11 +3,11 @@ and loads no data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from olive_ext.backends.task_loading import LoadedTasks, config_of, find_tasks
+from olive_ext.backends.task_loading import LoadedTasks, find_tasks, leaves
 from olive_ext.backends.task_names import Spec
 
 
@@ -21,12 +21,15 @@ class TaskInputs:
     is_rolling: bool
     """Whether it scores whole texts, without a context."""
 
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The task's configuration."""
+
 
 def declared_inputs(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> list[TaskInputs]:
     """Of every task of `specs` that is defined in a file; those that are Python classes, or members of a tag, are left
     out. Raises `TaskError` for unknown tasks."""
     manager, _ = find_tasks(specs, include_path)
-    configs = [config for spec in specs for config in _leaves(spec, manager.task_index)]
+    configs = [config for spec in specs for config in leaves(spec, manager.task_index)]
     return [_inputs(str(config["task"]), config) for config in configs if "class" not in config]
 
 
@@ -35,19 +38,11 @@ def loaded_inputs(tasks: LoadedTasks) -> list[TaskInputs]:
     return [_inputs(name, vars(task.config)) for name, task in tasks.tasks.items() if task.config is not None]
 
 
-def _leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    config = config_of(spec, index)
-    members = config.get("task")
-    if isinstance(members, str):
-        yield config
-    for member in members if isinstance(members, list) else ():
-        yield from _leaves(member, index)
-
-
 def _inputs(name: str, config: Mapping[str, Any]) -> TaskInputs:
     return TaskInputs(
         name,
         gives_images=config.get("doc_to_image") is not None,
         gives_audio=config.get("doc_to_audio") is not None,
         is_rolling=config.get("output_type") == "loglikelihood_rolling",
+        config=config,
     )

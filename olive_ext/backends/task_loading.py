@@ -20,9 +20,11 @@ import torch
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from olive_ext.backends.lm_eval_patches import sandboxed_templates
-from olive_ext.backends.task_checks import read_task, refuse_broken_files, refuse_metrics
+from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
+from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
+from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
 from olive_ext.backends.task_folders import task_folders
+from olive_ext.backends.task_groups import refuse_groups
 from olive_ext.backends.task_names import Spec, is_file, refuse_unknown, shipped_files, unknown
 from olive_ext.errors import TaskError, named_failures
 from olive_ext.model.hub import asked_where_it_answers
@@ -98,7 +100,7 @@ def load_tasks(
         (seeds or Seeds()).plant()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
-        with sandboxed_templates(), asked_where_it_answers(has_data=has_data):
+        with sandboxed_templates(), made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
             return LoadedTasks(manager, manager.load(found))
 
 
@@ -106,10 +108,13 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
     """lm-eval's manager of tasks, and `specs` as it loads them, without their data. Raises `TaskError` as `load_tasks`
     does for what is unknown or missing."""
     folders = task_folders(include_path)
+    refuse_endless(specs, folders)
     manager = TaskManager(include_path=folders, include_defaults=False)
+    refuse_groups(specs, manager.task_index)
     found = [_find(spec, manager.task_index) for spec in specs]
-    for spec in specs:
-        refuse_metrics(config_of(spec, manager.task_index), _names([spec]).strip("'"))
+    for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
+        refuse_metrics(config, str(config["task"]))
+        refuse_counts(config, str(config["task"]))
     if missing := [name for _, names in found for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)
@@ -117,6 +122,7 @@ def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None =
         found = [_find(spec, manager.task_index) for spec in specs]
         if still_missing := [name for _, names in found for name in names]:
             raise TaskError(unknown(still_missing, manager.all_tasks))
+        refuse_groups(specs, manager.task_index)
     return manager, [spec for spec, _ in found]
 
 
@@ -182,7 +188,9 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
     they are loaded. Raises `TaskError` for a missing folder or a broken file.
     """
     with named_failures("the tasks' metrics cannot be read", machine=()):
-        index = TaskManager(include_path=task_folders(include_path), include_defaults=False).task_index
+        folders = task_folders(include_path)
+        refuse_endless(specs, folders)
+        index = TaskManager(include_path=folders, include_defaults=False).task_index
         configs = [config_of(spec, index) for spec in specs]
         if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):
             return None
@@ -216,6 +224,17 @@ def config_of(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
     if path is None and spec.endswith((".yaml", ".yml")):
         path = Path(spec).expanduser()
     return load_yaml(path, resolve_func=False) if path is not None and path.is_file() else {}
+
+
+def leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The configurations of the tasks that a task or group stands for; those that no file holds are left out."""
+    config = config_of(spec, index)
+    members = config.get("task")
+    if isinstance(members, str):
+        yield config
+    for member in members if isinstance(members, list) else ():
+        if isinstance(member, str | Mapping):
+            yield from leaves(member, index)
 
 
 def _listed(metric_list: Any, filter_list: Any) -> frozenset[str] | None:

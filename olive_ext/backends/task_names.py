@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from olive_ext.config.yaml_files import LARGEST_FILE
 from olive_ext.errors import TaskError
 
 Spec = str | Mapping[str, Any]
@@ -61,12 +63,12 @@ def shipped_files() -> Mapping[str, tuple[Path, ...]]:
 
 
 def _files(folders: Sequence[str]) -> Iterator[Path]:
-    """Every task file in `folders`, what these include from elsewhere, and every task file of lm-eval's."""
+    """Every task file in `folders` that is not too large, what these include from elsewhere, and all of lm-eval's."""
     waiting = [path for folder in folders for path in Path(folder).rglob("*.y*ml")]
     seen: set[Path] = set()
     while waiting:
-        path = waiting.pop().resolve()
-        if path not in seen and path.is_file():
+        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
+        if path not in seen and path.is_file() and path.stat().st_size <= LARGEST_FILE:
             seen.add(path)
             yield path
             waiting += [path.parent / name.decode(errors="replace") for name in _INCLUDED.findall(path.read_bytes())]

@@ -129,7 +129,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 def _check(model: ResolvedModel, findings: Findings) -> None:
     from olive_ext.check.media_check import add_media
-    from olive_ext.check.speech_check import add_speech
+    from olive_ext.check.speech_check import add_source
 
     _add_files(model, findings.section("Model"))
     with findings.noting_problems():
@@ -140,16 +140,17 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             _add_decoder(model, findings)
-        media, speech = findings.section("Pictures and sound"), findings.section("Speech")
+        media, source = findings.section("Pictures and sound"), findings.section("Encoder and decoder")
     tokenizer = None
     with findings.noting_problems():
         tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
+        _refuse_texts(model, tokenizer)
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             add_media(model, tokenizer, media.add)
         if tokenizer is not None:
             with findings.noting_problems():
-                add_speech(model, tokenizer, speech.add)
+                add_source(model, tokenizer, source.add)
     with findings.noting_problems():
         _add_decisions(model, findings.section("Engine"))
 
@@ -210,15 +211,25 @@ def _elem_type(number: int) -> str:
 
 
 def _add_tokenizer(model: ResolvedModel, section: Section) -> Tokenizer:
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.session.opening import open_tokenizer
 
     section.add("place", model.files.tokenizer, model.files.origins.get("tokenizer", ""))
-    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
+    tokenizer = open_tokenizer(model)
     section.add("class", type(tokenizer.hf).__name__)
     section.add("tokens", len(tokenizer.hf))
     section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
     section.add("chat template", "yes" if getattr(tokenizer.hf, "chat_template", None) else "no")
     return tokenizer
+
+
+def _refuse_texts(model: ResolvedModel, tokenizer: Tokenizer) -> None:
+    """Raises where the configurations of a generation, or the chat template, are wrong."""
+    from olive_ext.text.bounded_templates import refuse_template
+    from olive_ext.text.generation_bounds import read_stop_ids
+
+    read_stop_ids(tokenizer, model.processor_files)
+    if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
+        refuse_template(tokenizer)
 
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:

@@ -58,10 +58,12 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
     import yaml
 
+    from olive_ext.config.yaml_files import yaml_bytes
+
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        recipe = yaml.safe_load(text) if path.suffix.lower() in _TASK_FILES else json.loads(text)
+        is_yaml = path.suffix.lower() in _TASK_FILES
+        recipe = yaml.safe_load(yaml_bytes(path)) if is_yaml else json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:

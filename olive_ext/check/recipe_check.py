@@ -15,7 +15,7 @@ from olive_ext.model.folders import why_missing
 from olive_ext.run.bounds import refuse_names
 from olive_ext.run.costs import COSTS, with_costs
 from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
-from olive_ext.run.task_fit import refuse_misfits
+from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_inputs import TaskInputs
@@ -45,6 +45,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             with findings.noting_problems():
                 _add_code(settings, section)
                 inputs += _inputs(settings, block.where)
+                refuse_generations(inputs, settings.gen_kwargs)
                 refuse_names(with_costs(settings), block.where, loads_tasks=True)
     if not ours:
         findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
@@ -54,7 +55,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
 
 def _add_code(settings: WorkflowSettings, section: Section) -> None:
     """The Python that the block's task files bring, which runs with the user's rights."""
-    from olive_ext.backends.task_checks import functions_in
+    from olive_ext.backends.task_files import functions_in
     from olive_ext.backends.task_folders import task_folders
 
     for place, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
@@ -99,7 +100,10 @@ def _check_input_model(
     with findings.noting_problems():
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")
-        refuse_misfits(resolve(config.opening()), inputs)
+        resolved = resolve(config.opening())
+        refuse_misfits(resolved, inputs)
+        refuse_generations(inputs, config.gen_kwargs, resolved)
+        refuse_texts(resolved, config)
 
 
 def _accelerator(recipe: Mapping[str, Any]) -> str | None:

@@ -128,6 +128,11 @@ class EngineConfig(Strict):
     """ONNX Runtime session configuration entries, name to value, for instance
     {"session.intra_op.allow_spinning": "0"}."""
 
+    @property
+    def threads(self) -> int | None:
+        """`num_threads`; None leaves a library its default."""
+        return None if self.num_threads == "auto" else self.num_threads
+
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         """Refuses settings that need shape buckets together with settings that need steps of any shape."""

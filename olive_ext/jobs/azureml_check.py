@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from olive_ext.config.yaml_files import yaml_bytes
+
 _NAME = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}")
 _REMOTE = ("azureml:", "http:", "https:", "wasbs:", "abfss:", "adl:", "runs:")
 _ENVIRONMENT = {"$schema", "name", "version", "image", "conda_file", "build", "description", "tags", "os_type", "path"}
@@ -23,8 +25,8 @@ def faults(folder: str | Path, file: str = "job.yml") -> Iterator[str]:
 
     folder = Path(folder)
     try:
-        job = yaml.safe_load((folder / file).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        job = yaml.safe_load(yaml_bytes(folder / file))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         yield f"{file}: {' '.join(str(error).split())}"
         return
     yield from _faults(folder, file, job, {})
@@ -85,6 +87,10 @@ def _environment(folder: Path, where: str, environment: Mapping[str, Any]) -> It
         if not path.is_file():
             yield f"{where}: the conda file is not there: {conda}"
             return
-        conda = yaml.safe_load(path.read_text(encoding="utf-8"))
+        try:
+            conda = yaml.safe_load(yaml_bytes(path))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            yield f"{path.name}: {' '.join(str(error).split())}"
+            return
     if isinstance(conda, Mapping):
         yield from (f"{where}: unknown key '{key}' of conda" for key in sorted(set(conda) - _CONDA))

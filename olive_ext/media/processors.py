@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
+from olive_ext.media.processor_sizes import refuse_sizes
 from olive_ext.model.package_config import inside, read_json
 from olive_ext.model.types import ModelFiles, TensorSpec
 
@@ -128,6 +129,8 @@ def _loaded(name: str, folder: Path, **options: Any) -> Any:
     Raises `ModelError`."""
     import transformers
 
+    for file in (folder / written for written in HF_FILES):
+        refuse_sizes(read_json(file) if file.is_file() else {}, file)
     try:
         return getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **options)
     except Exception as error:
@@ -140,6 +143,7 @@ def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:
     """transformers' processor for what a file of onnxruntime-extensions describes."""
     import transformers
 
+    refuse_sizes(content, file)
     steps = [step["operation"] for step in content["processor"].get("transforms", ())]
     by_type = {step["type"]: step.get("attrs", {}) for step in steps}
     resize, normalize = by_type.get("Resize", {}), by_type.get("Normalize", {})

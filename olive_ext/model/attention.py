@@ -72,10 +72,15 @@ class AttentionNodes:
         return None
 
 
-def rotary_rows(graph: onnx.GraphProto) -> int | None:
-    """Positions that the rotary embedding's largest cos_cache holds."""
-    rows = [tensor.dims[0] for tensor in graph.initializer if "cos_cache" in tensor.name and len(tensor.dims) == 2]
-    return max(rows, default=None)
+def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
+    """Rows of the smallest table that the token ids `tokens` are looked up in; None where there is none."""
+    dims = {tensor.name: tensor.dims for tensor in graph.initializer}
+    tables = (
+        dims.get(node.input[0])
+        for node in graph.node
+        if node.op_type in ("Gather", "GatherBlockQuantized") and list(node.input[1:2]) == [tokens]
+    )
+    return min((table[0] for table in tables if table), default=None)
 
 
 def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from olive_ext.model.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.item_masks import ItemMasks, read_item_masks
 from olive_ext.model.media_spec import compared_ids
 from olive_ext.model.media_types import EmbeddingSpec
+from olive_ext.model.rotary import refuse_rotary, rotary_rows
 from olive_ext.model.step_choices import read_step_choices
 from olive_ext.model.tensor_names import Names
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, TensorSpec
@@ -90,6 +91,7 @@ class _Reader:
             )
         kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
         states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
+        refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
         logits = self._logits()
         self._notes.extend(attention.window_notes(kv))
         obstacle = self._in_place_obstacle(kv, states)
@@ -108,6 +110,7 @@ class _Reader:
             is_kv_in_place=obstacle is None,
             states=states,
             embeddings=embeddings,
+            embedding_rows=self._embedding_rows(roles),
             cross=cross,
             is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
             choices=choices,
@@ -124,6 +127,14 @@ class _Reader:
             return ItemMasks()
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
         return read_item_masks(self._model, tokens.tensor.name, tuple(past), found, max(window, 0) + 2)
+
+    def _head_size(self, tensor: KvTensor) -> int:
+        """Of the attention; a cache of 4 bits holds two numbers in a byte."""
+        return tensor.head_size * (2 if self._attention.number(tensor.past, "kv_cache_bit_width") == 4 else 1)
+
+    def _embedding_rows(self, roles: Iterable[InputSpec]) -> int | None:
+        tokens = next((found.tensor.name for found in roles if found.role is Role.INPUT_IDS), None)
+        return None if tokens is None else attention.embedding_rows(self._graph, tokens)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]
@@ -242,7 +253,7 @@ class _Reader:
         limits = {
             "genai_config.json": self._model_config.get("context_length"),
             "config.json": checkpoint.read_length(self._hf_config),
-            "the rows of the rotary cache": attention.rotary_rows(self._graph),
+            "the rows of the rotary cache": rotary_rows(self._graph),
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
         }

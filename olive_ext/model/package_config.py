@@ -11,17 +11,33 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from olive_ext.config.base import Int, PositiveInt, Strict
+from olive_ext.config.base import Int, Strict, not_bool
 from olive_ext.errors import ConfigError, ModelError
 
 LARGEST = 16 * 2**20
 """Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
 
+LONGEST = 2**31 - 1
+"""Positions of a context, which kernels count in 32 bits."""
+
+LARGEST_VOCABULARY = 2**24
+"""Tokens; the largest vocabulary that is published has a million."""
+
+LARGEST_SIZE = 2**20
+"""Heads, numbers of a head or a layer, and layers."""
+
 Names = dict[str, str]
-Ids = Int | list[Int]
-NonNegativeIds = Annotated[Ids, Field(description="an integer or a list of integers")]
+Id = Annotated[Int, Field(ge=-(2**31), lt=2**31)]
+Ids = Annotated[Id | list[Id], Field(description="an integer or a list of integers, of 32 bits each")]
+Length = Annotated[int, Field(ge=1, le=LONGEST), BeforeValidator(not_bool)]
+Vocabulary = Annotated[int, Field(ge=1, le=LARGEST_VOCABULARY), BeforeValidator(not_bool)]
+Size = Annotated[int, Field(ge=-LARGEST_SIZE, le=LARGEST_SIZE), BeforeValidator(not_bool)]
+"""-42 in mobius' packages of models without attention."""
+
+PositiveSize = Annotated[int, Field(ge=1, le=LARGEST_SIZE), BeforeValidator(not_bool)]
+Window = Annotated[int, Field(ge=-1, le=LONGEST), BeforeValidator(not_bool)]
 
 
 class _Section(Strict):
@@ -45,18 +61,16 @@ class _SessionOptions(_Section):
 
 
 class _SlidingWindow(_Section):
-    window_size: Int | None = None
+    window_size: Window | None = None
     slide_inputs: bool | None = None
 
 
 class _Decoder(_Graph):
-    head_size: Int | None = None
-    num_key_value_heads: Int | None = None
-    num_attention_heads: Int | None = None
-    """These three are -42 in mobius' packages of models without attention."""
-
-    num_hidden_layers: PositiveInt | None = None
-    hidden_size: PositiveInt | None = None
+    head_size: Size | None = None
+    num_key_value_heads: Size | None = None
+    num_attention_heads: Size | None = None
+    num_hidden_layers: PositiveSize | None = None
+    hidden_size: PositiveSize | None = None
     sliding_window: _SlidingWindow | None = None
     session_options: _SessionOptions | None = None
     pipeline: list[dict[str, _Stage]] | None = None
@@ -64,12 +78,12 @@ class _Decoder(_Graph):
 
 class _Model(_Section):
     type: str | None = None
-    context_length: PositiveInt | None = None
-    vocab_size: PositiveInt | None = None
-    eos_token_id: NonNegativeIds | None = None
-    bos_token_id: Int | None = None
-    pad_token_id: Int | None = None
-    decoder_start_token_id: NonNegativeIds | None = None
+    context_length: Length | None = None
+    vocab_size: Vocabulary | None = None
+    eos_token_id: Ids | None = None
+    bos_token_id: Id | None = None
+    pad_token_id: Id | None = None
+    decoder_start_token_id: Ids | None = None
     tokenizer_dir: str | None = None
     decoder: _Decoder | None = None
     embedding: _Graph | None = None
@@ -83,31 +97,36 @@ class GenaiConfig(_Section):
 
 
 class _TextConfig(_Section):
-    vocab_size: PositiveInt | None = None
-    max_position_embeddings: PositiveInt | None = None
-    max_target_positions: PositiveInt | None = None
-    n_positions: PositiveInt | None = None
-    sliding_window: Int | None = None
+    vocab_size: Vocabulary | None = None
+    max_position_embeddings: Length | None = None
+    max_target_positions: Length | None = None
+    n_positions: Length | None = None
+    n_ctx: Length | None = None
+    max_seq_len: Length | None = None
+    seq_length: Length | None = None
+    max_sequence_length: Length | None = None
+    sliding_window: Window | None = None
 
 
 class HfConfig(_TextConfig):
     """config.json of a Hugging Face model."""
 
     text_config: _TextConfig | None = None
-    eos_token_id: NonNegativeIds | None = None
-    decoder_start_token_id: NonNegativeIds | None = None
+    eos_token_id: Ids | None = None
+    decoder_start_token_id: Ids | None = None
 
 
 class GenerationConfig(_Section):
     """generation_config.json of a Hugging Face model."""
 
-    eos_token_id: NonNegativeIds | None = None
-    decoder_start_token_id: NonNegativeIds | None = None
-    suppress_tokens: list[Int] | None = None
-    begin_suppress_tokens: list[Int] | None = None
-    lang_to_id: dict[str, Int] | None = None
-    task_to_id: dict[str, Int] | None = None
-    no_timestamps_token_id: Int | None = None
+    eos_token_id: Ids | None = None
+    decoder_start_token_id: Ids | None = None
+    suppress_tokens: list[Id] | None = None
+    begin_suppress_tokens: list[Id] | None = None
+    lang_to_id: dict[str, Id] | None = None
+    task_to_id: dict[str, Id] | None = None
+    forced_decoder_ids: list[Annotated[list[Id | None], Field(min_length=2, max_length=2)]] | None = None
+    no_timestamps_token_id: Id | None = None
 
 
 def read_json(path: Path, form: type[_Section] | None = None) -> Mapping[str, Any]:

@@ -46,8 +46,7 @@ class ModelFiles:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     weights: tuple[Path, ...] = ()
-    """The decoder's external-data files, as named, in order of their locations in the graph; all exist. Behind them
-    the other graphs of a pipeline, each followed by its own."""
+    """The decoder's external-data files, by location in the graph; behind them a pipeline's other graphs and theirs."""
 
     pipeline: tuple[str, ...] = ()
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
@@ -130,8 +129,7 @@ class KvTensor:
     """T where the graph fixes it (a static cache)."""
 
     window: int | None = None
-    """T in the file where it drops older positions (sliding_window_cache=1). The engine keeps all, see
-    `graph.attention_rewrites`."""
+    """T in the file where it drops older positions (sliding_window_cache=1), all of which the engine keeps."""
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
         if self.position_axis == 1:
@@ -217,8 +215,7 @@ class Role(str, Enum):
     """Positions of each row before the step, [B] (paged)."""
 
     ATTENTION_BOUNDS = "attention_metadata"
-    """Upper bounds of new tokens and of positions of a row after the step, and a lower bound of the latter, [2] or [3]
-    (paged)."""
+    """Most new tokens and most positions of a row after the step, and a lower bound of these, [2] or [3] (paged)."""
 
     USE_CACHE_BRANCH = "use_cache_branch"
     """Whether there is a past at all, bool [1] (merged decoders)."""
@@ -250,6 +247,9 @@ class DecoderSpec:
     states: tuple[StateTensor, ...] = ()
     embeddings: tuple[str, ...] = ()
     """Inputs that an embedding graph computes from the token ids."""
+
+    embedding_rows: int | None = None
+    """Tokens that the decoder itself has a row for, where its graph shows it."""
 
     cross: CrossInputs = field(default_factory=CrossInputs)
     """Inputs that an encoder gives; none in a decoder-only model."""

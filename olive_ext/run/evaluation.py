@@ -23,7 +23,7 @@ from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.sample_logs import sample_fields, write_samples
-from olive_ext.run.task_fit import refuse_misfits
+from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.lost_requests import LostRequest
@@ -79,7 +79,6 @@ def _named(report: Report, names: Names) -> Report:
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[Report, Callable[[], object]]:
     """The report, and what writes the sample logs."""
     config = models.config
-    from olive_ext.backends.lm_eval.generation_settings import check_numbers
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import Seeds, load_tasks
@@ -89,10 +88,14 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
     with models.clock.phase("tasks"):
         tasks = load_tasks(names, config.include_path, seeds) if names else None
     if tasks is not None:
-        if lm is None:
-            refuse_misfits(models.given, loaded_inputs(tasks))
+        inputs = loaded_inputs(tasks)
         refuse_shots(tasks.tasks, config.num_fewshot)
-        check_numbers(config.gen_kwargs)
+        if lm is None:
+            refuse_misfits(models.given, inputs)
+        is_ours = lm is None and not models.is_lm_evals
+        refuse_generations(inputs if is_ours else (), config.gen_kwargs, models.given if is_ours else None)
+        if is_ours:
+            refuse_texts(models.given, config)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
     if comparer is not None:
         comparer.prepare()

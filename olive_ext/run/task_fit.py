@@ -1,10 +1,11 @@
-"""Refuses tasks that ask of a model what it does not take, before it is opened."""
+"""Refuses tasks and settings that ask of a model what it does not take or cannot do, before it is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.media_types import Modality
@@ -12,6 +13,39 @@ from olive_ext.model.types import SourceKind
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_inputs import TaskInputs
+
+
+def refuse_generations(
+    tasks: Iterable[TaskInputs], gen_kwargs: Mapping[str, Any], model: ResolvedModel | None = None
+) -> None:
+    """Raises `TaskError` for settings of a generation, a task's with the user's, that cannot be followed; where the
+    `model` is known, for texts longer than its context as well."""
+    from olive_ext.backends.lm_eval.generation_settings import check_numbers, refuse_generation
+
+    check_numbers(gen_kwargs)
+    for task in tasks:
+        refuse_generation(task.task, task.config, gen_kwargs, None if model is None else model.context_length)
+
+
+def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
+    """Raises `ConfigError` for a chat template that is asked for and not there or broken, and for an encoder-decoder
+    none of whose configurations says what its decoder begins with."""
+    source = model.source if model.runtime[0] == "onnxruntime" else None
+    if source is None and not config.apply_chat_template:
+        return
+    from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+    from olive_ext.backends.lm_eval_run import chosen_template
+    from olive_ext.session.opening import open_tokenizer
+    from olive_ext.text.bounded_templates import refuse_template
+    from olive_ext.text.encoder_decoder import read_encoding
+
+    tokenizer = open_tokenizer(model)
+    encoding = None if source is None else read_encoding(tokenizer, model, source)
+    if encoding is not None:
+        encoding.begin()
+    if config.apply_chat_template:
+        with chosen_template(tokenizer.hf, config.apply_chat_template):
+            refuse_template(tokenizer, **OrtLMArguments.parse(config.model_args, "model_args").template_variables())
 
 
 def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:

@@ -122,7 +122,7 @@ def batches(
     for requests in slices:
         converted: dict[int, Converted[Output]] = {}
         for index, request in enumerate(requests, count):
-            with _noting_bad_media(on_lost, index), naming(f"request {index}"):
+            with _noting_bad_media(on_lost, index), naming(f"request {index}", index):
                 converted[index] = convert(request)
         warn({index: item.is_truncated for index, item in converted.items()})
         batch = Batch(converted, on_output, on_lost)
@@ -151,9 +151,11 @@ def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mappi
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Says which request a user's error is about."""
+def naming(what: str, index: int | None = None) -> Iterator[None]:
+    """Says which request a user's error is about, which is at `index` of its call."""
     try:
         yield
     except OliveExtError as error:
-        raise type(error)(f"{what}: {error}") from error
+        named = type(error)(f"{what}: {error}")
+        named.request = index
+        raise named from error

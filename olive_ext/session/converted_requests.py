@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.conversion import Converted, convert_generation, convert_rolling, convert_scoring
@@ -16,10 +16,12 @@ from olive_ext.text.requests import (
     ScoringRequest,
     Text,
 )
+from olive_ext.text.token_ids import refuse_unknown
 
 if TYPE_CHECKING:
     from olive_ext.session.session import Session
 
+Output = TypeVar("Output")
 ToGenerate: TypeAlias = GenerationRequest | Prompt
 ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
@@ -28,9 +30,8 @@ ToRoll: TypeAlias = RollingRequest | Text
 def to_generation(session: Session, asked: ToGenerate) -> Converted[GenerationOutput]:
     """A prompt alone is continued with the defaults."""
     request = asked if isinstance(asked, GenerationRequest) else GenerationRequest(asked)
-    return convert_generation(
-        session.tokenizer, request, session.stop_ids, session.max_length, session.encoding, session.media
-    )
+    about = session.stop_ids, session.max_length, session.encoding, session.media
+    return _known(session, convert_generation(session.tokenizer, request, *about))
 
 
 def to_scoring(session: Session, asked: ToScore) -> Converted[ScoringOutput]:
@@ -39,7 +40,8 @@ def to_scoring(session: Session, asked: ToScore) -> Converted[ScoringOutput]:
         if not isinstance(asked, (tuple, list)) or len(asked) != 2:
             raise ConfigError(f"{type(asked).__name__}: a (context, target) pair or a ScoringRequest is expected")
         asked = ScoringRequest(*asked)
-    return convert_scoring(session.tokenizer, asked, session.max_length, session.encoding, session.media)
+    about = session.max_length, session.encoding, session.media
+    return _known(session, convert_scoring(session.tokenizer, asked, *about))
 
 
 def to_rolling(session: Session, asked: ToRoll) -> Converted[RollingOutput]:
@@ -47,4 +49,11 @@ def to_rolling(session: Session, asked: ToRoll) -> Converted[RollingOutput]:
     if session.encoding is not None:
         raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
     request = asked if isinstance(asked, RollingRequest) else RollingRequest(asked)
-    return convert_rolling(session.tokenizer, request, session.max_length, session.media)
+    return _known(session, convert_rolling(session.tokenizer, request, session.max_length, session.media))
+
+
+def _known(session: Session, converted: Converted[Output]) -> Converted[Output]:
+    """The same; raises `TaskError` for a token that the model has no row for."""
+    for request in converted.requests if session.model is not None else ():  # else it is not known what it has
+        refuse_unknown(request, session.tokenizer, () if session.media is None else session.media.placeholders)
+    return converted

@@ -34,6 +34,7 @@ from olive_ext.session.workers.served_model import OWN, REFERENCE
 from olive_ext.text.encoder_decoder import Encoding, read_encoding
 from olive_ext.text.generation_bounds import read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
+from olive_ext.text.token_ids import Rows, refuse_smaller_vocabulary
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer, refuse_other_tokenizer, tokenizer_traits
 
 _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
@@ -187,7 +188,7 @@ def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | N
     served = crew.served
 
     def session(opened: ResolvedModel, which: str, **given: Any) -> Session:
-        text = _text_parts(opened, _open_tokenizer(opened), served.models[which].traits)
+        text = _text_parts(opened, open_tokenizer(opened), served.models[which].traits)
         return text.session(WorkerPool(crew, which), **given)
 
     records = None if served.records is None else RecordsElsewhere(Path(served.records))
@@ -199,7 +200,10 @@ def _open_elsewhere(model: ResolvedModel, reference: ResolvedModel | Records | N
 
 def open_parts(model: ResolvedModel) -> Parts:
     """Tokenizer, stop tokens and runner of a model. Raises `ModelError`, `ProviderError` or `ConfigError`."""
-    tokenizer = _open_tokenizer(model)
+    tokenizer = open_tokenizer(model)
+    if model.runtime[0] == "onnxruntime":  # a mistake in a configuration costs no opening
+        read_stop_ids(tokenizer, model.files)
+        read_encoding(tokenizer, model, model.source or (None, None))
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
     encoders = model.media.encoders if model.media is not None else ()
@@ -209,7 +213,7 @@ def open_parts(model: ResolvedModel) -> Parts:
     return parts
 
 
-def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
+def open_tokenizer(model: ResolvedModel) -> Tokenizer:
     """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
     settings = model.settings
     tokenizer = load_tokenizer(
@@ -218,17 +222,17 @@ def _open_tokenizer(model: ResolvedModel) -> Tokenizer:
         prefix_token_id=settings.prefix_token_id,
         trust_remote_code=settings.trust_remote_code,
     )
+    tokenizer.rows = Rows.of(model)
     if model.runtime[0] == "onnxruntime":
-        tokenizer.refuse_smaller_vocabulary(model.spec.vocab_size, str(model.files.decoder))
+        refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
     return tokenizer
 
 
 def _text_parts(model: ResolvedModel, tokenizer: Tokenizer, traits: Traits) -> TextParts:
     """Stop tokens and processors; `traits` are those of the model's runner, wherever that is."""
-    files, asked = model.processor_files, model.settings.engine.num_threads
-    num_threads = None if asked == "auto" else asked
+    files, num_threads = model.processor_files, model.settings.engine.threads
     stop_ids = read_stop_ids(tokenizer, files)
-    encoding = read_encoding(tokenizer, files, model.settings, (traits.source_kind, traits.source), num_threads)
+    encoding = read_encoding(tokenizer, model, (traits.source_kind, traits.source))
     media = None
     if model.media is not None:
         media = read_markers(MediaProcessor(model.media, files, num_threads), files, tokenizer, traits.item_limit)

@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from olive_ext.config.model import OpenSettings
 from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.media.sound import SoundProcessor
+from olive_ext.model import ResolvedModel
 from olive_ext.model.generation_config import Suppressed, read_suppressed
-from olive_ext.model.types import ModelFiles, SourceKind, TensorSpec
+from olive_ext.model.types import SourceKind, TensorSpec
 from olive_ext.text.generation_bounds import read_start
 from olive_ext.text.placeholders import with_media
 from olive_ext.text.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput
+from olive_ext.text.token_ids import refuse_named
 from olive_ext.text.tokenizer import Tokenizer
 
 NO_SOUND = "the request gives a sound; this model takes none"
@@ -48,23 +49,23 @@ class Encoding:
 
 
 def read_encoding(
-    tokenizer: Tokenizer,
-    files: ModelFiles,
-    settings: OpenSettings,
-    taken: tuple[SourceKind | None, TensorSpec | None],
-    num_threads: int | None,
+    tokenizer: Tokenizer, model: ResolvedModel, taken: tuple[SourceKind | None, TensorSpec | None]
 ) -> Encoding | None:
     """How requests for a model are converted whose encoder takes `taken`, its kind and its input; None for a decoder.
-    Raises `ConfigError` for a language or a task that the model does not have."""
-    kind, source = taken
+    Raises `ConfigError` for a language or a task that the model does not have, and `ModelError` for a token that it has
+    no row for."""
+    (kind, source), files, settings = taken, model.processor_files, model.settings
     if kind is None:
         if settings.language is not None or settings.speech_task is not None:
             raise ConfigError("'language' and 'speech_task' are for models of speech; this one is a decoder alone")
         return None
     takes_features = kind is SourceKind.FEATURES
     start = read_start(tokenizer, files, settings.language, settings.speech_task)
-    sound = SoundProcessor(files, source, num_threads) if takes_features and source is not None else None
-    return Encoding(takes_features, start, sound, read_suppressed(files))
+    sound = SoundProcessor(files, source, settings.engine.threads) if takes_features and source is not None else None
+    suppressed = read_suppressed(files)
+    refuse_named(start, tokenizer.rows.embedding, "decoder_start_token_id")
+    refuse_named((*suppressed.everywhere, *suppressed.at_first), tokenizer.rows.vocabulary, "suppress_tokens")
+    return Encoding(takes_features, start, sound, suppressed)
 
 
 def spoken(request: Asked, encoding: Encoding) -> Asked:

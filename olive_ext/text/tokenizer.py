@@ -12,10 +12,13 @@ import itertools
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why_not_loaded
+from olive_ext.text.bounded_templates import bounded_chat_templates
 from olive_ext.text.panics import panics_as_errors
+from olive_ext.text.token_ids import Rows, refuse_large_ids
 
 logger = logging.getLogger(__name__)
 Traits = Mapping[str, Any]
@@ -49,6 +52,7 @@ def load_tokenizer(
     """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings code."""
     from transformers import AutoTokenizer
 
+    refuse_large_ids(Path(where))
     load: Any = AutoTokenizer.from_pretrained
     try:
         with panics_as_errors():
@@ -79,19 +83,11 @@ class Tokenizer:
         )
         """Ids that `decode` leaves out."""
 
+        self.rows = Rows()
+        """How many tokens the model knows; set by who opens both."""
+
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
-
-    def refuse_smaller_vocabulary(self, vocab_size: int, model: str) -> None:
-        """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
-        where they are written out only, may lie beyond: some published models have such."""
-        added = self.hf.added_tokens_decoder.keys()
-        beyond = [number for number in self.hf.get_vocab().values() if number >= vocab_size and number not in added]
-        if beyond:
-            raise ModelError(
-                f"the tokenizer in '{self.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
-                f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
-            )
 
     @property
     def pad_token_id(self) -> int | None:
@@ -241,7 +237,8 @@ class Tokenizer:
         }
         without_system = [message for message in messages if message.get("role") != "system"]
         try:
-            return str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
+            with bounded_chat_templates():
+                return str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
         except TemplateError as error:
             if len(without_system) in (0, len(messages)):
                 raise ConfigError(f"the chat template refuses the messages: {error}") from error

@@ -23,7 +23,7 @@ def test_section_on_speech_tells_windows_start_languages_and_suppressed_tokens(t
     given = {"path": str(tmp_path / "package")}
     findings = check_model(EvaluationConfig.parse({"tasks": ["x"], "model": given}))
     assert findings.problems == []
-    (section,) = (section for section in findings.sections if section.title == "Speech")
+    (section,) = (section for section in findings.sections if section.title == "Encoder and decoder")
     facts = {fact.name: fact.value for fact in section.facts}
     assert facts["windows"] == "30 s"
     assert facts["sound"] == "16,000 samples a second"

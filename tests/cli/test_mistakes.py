@@ -4,6 +4,7 @@ that names the mistake, no traceback, and nothing of other libraries on the term
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from olive_ext.cli import main
-from tests.backends.local_tasks import CHOICE, write_tasks
+from tests.backends.local_tasks import CHOICE, GENERATE, HEAD, ROLLING, write_tasks
 from tests.check.tiny import put_model
 
 DEEP = "[" * 100_000
@@ -44,8 +45,20 @@ class Place:
     def task(self, text: str) -> Place:
         folder = self.here / "tasks"
         shutil.copytree(self.tasks, folder)
-        (folder / "mine.yaml").write_text(text.replace("tiny_choice", "mine"))
+        (folder / "mine.yaml").write_text(re.sub("task: tiny_(choice|generate)", "task: mine", text))
         self.argv[3], self.argv[5] = "mine", folder
+        return self
+
+    def beside(self, name: str, text: str, task: str = "") -> Place:
+        """Another file beside the task of `task`, with the text of `task` named by the file."""
+        (self.here / "tasks" / name).write_text(text.replace(task or name, Path(name).stem))
+        return self
+
+    def data(self, *lines: str, kind: str = "json", split: str = "test", encoding: str = "utf-8") -> Place:
+        """A task with `lines` as its data, in a file of its own."""
+        source = f"dataset_path: {kind}\ndataset_kwargs: {{data_files: {{test: {self.here}/tasks/data.{kind}}}}}\n"
+        self.task(CHOICE.replace(HEAD, f"{source}test_split: {split}\n"))
+        (self.here / "tasks" / f"data.{kind}").write_text("\n".join(lines), encoding=encoding)
         return self
 
     def tasks_are(self, name: str) -> Place:
@@ -104,6 +117,49 @@ def linked(place: Place, name: str, target: str) -> Path:
     return path
 
 
+def piped(place: Place, name: str) -> Place:
+    """A named pipe, which no reading of ends."""
+    (place.here / name).unlink(missing_ok=True)
+    os.mkfifo(place.here / name)
+    return place
+
+
+def ringed(place: Place, name: str) -> Place:
+    """A link to itself."""
+    (place.here / name).unlink()
+    (place.here / name).symlink_to(place.here / name)
+    return place
+
+
+def included(place: Place) -> Place:
+    """A task file whose includes include others."""
+    for number in range(200):
+        place.beside(f"part{number}", f"include: part{number + 1}\n", "none")
+    return place
+
+
+def grouped(place: Place, depth: int) -> Place:
+    """Groups of ten groups each."""
+    place.task("group: mine\ntask: [g0]\n")
+    for number in range(depth):
+        place.beside(f"g{number}.yaml", f"group: g{number}\ntask: [{', '.join([f'g{number + 1}'] * 10)}]\n")
+    return place.beside(f"g{depth}.yaml", f"group: g{depth}\ntask: [tiny_choice]\n")
+
+
+def edit_tokenizer(place: Place, number: int) -> Place:
+    """A token for what tasks' texts hold."""
+    file = place.model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    added = {"id": number, "content": "cat", "normalized": False, "special": False}
+    content["added_tokens"].append({**added, "single_word": False, "lstrip": False, "rstrip": False})
+    file.write_text(json.dumps(content))
+    return place
+
+
+ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
 OWN_TOKENIZER = json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
 LISTED_LENGTH = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": [64]})
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
@@ -193,12 +249,68 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.also("--apply-chat-template"),
         "'apply_chat_template' = true: the tokenizer in .* has no chat template",
     ),
+    "chat template that is broken": (
+        lambda p: p.put("chat_template.jinja", "{% for x in %}").also("--apply-chat-template"),
+        "the chat template refuses the messages: Expected an expression",
+    ),
+    "chat template with a giant number": (
+        lambda p: p.put("chat_template.jinja", "{{ 9 ** 999999999 }}").also("--apply-chat-template"),
+        r"a number of more than 65,536 bits \(LARGEST_NUMBER\)",
+    ),
+    "chat template with a giant text": (
+        lambda p: p.put("chat_template.jinja", "{{ 'x' * 10000000000 }}").also("--apply-chat-template"),
+        "a product of 10,000,000,000 letters or items: at most 16,777,216",
+    ),
+    # tokens
+    "token with a giant id": (
+        lambda p: edit_tokenizer(p, 4 * 10**9),
+        r"tokenizer.json': the added token 'cat' has the id 4000000000: give one from 0 to 4194303 \(LARGEST_ID\)",
+    ),
+    "token with a giant id in the second file": (
+        lambda p: p.put("tokenizer_config.json", ADDED % 4000000000),
+        r"tokenizer_config.json': the added token 'cat' has the id 4000000000: give one from 0 to 4194303",
+    ),
+    "tokenizer that is a pipe": (
+        lambda p: piped(p, "model/added_tokens.json"),
+        "added_tokens.json' is no regular file",
+    ),
+    "token beyond the embedding": (
+        lambda p: edit_tokenizer(p, 320),
+        r"task 'tiny_choice', document 0: token 320 \('cat'\) is beyond the model's embedding of 320 tokens",
+    ),
+    "token beyond the embedding in a text": (
+        lambda p: edit_tokenizer(p.tasks_are("tiny_rolling"), 320),
+        r"task 'tiny_rolling', document 0: token 320 \('cat'\) is beyond the model's embedding of 320 tokens",
+    ),
+    "token beyond the embedding in a prompt": (
+        lambda p: edit_tokenizer(p.tasks_are("tiny_generate"), 320),
+        r"task 'tiny_generate', document 1: token 320 \('cat'\) is beyond the model's embedding of 320 tokens",
+    ),
     # genai_config.json
+    "context beyond 32 bits": (
+        lambda p: p.genai(context_length=2**40),
+        "'model.context_length' = 1099511627776: give an integer from 1 to 2147483647",
+    ),
+    "vocabulary beyond reason": (
+        lambda p: p.genai(vocab_size=10**12),
+        "'model.vocab_size' = 1000000000000: give an integer from 1 to 16777216",
+    ),
+    "heads beyond reason": (
+        lambda p: p.genai(decoder={"num_key_value_heads": 10**9}),
+        "'model.decoder.num_key_value_heads' = 1000000000: give an integer from -1048576 to 1048576",
+    ),
+    "eos beyond 32 bits": (
+        lambda p: p.genai(eos_token_id=2**70),
+        "'model.eos_token_id' = 1180591620717411303424: give an integer or a list of integers, of 32 bits each",
+    ),
     "context is a word": (
         lambda p: p.genai(context_length="many"),
-        "genai_config.json': 'model.context_length' = 'many': give a positive integer",
+        "genai_config.json': 'model.context_length' = 'many': give an integer from 1 to 2147483647",
     ),
-    "context below 0": (lambda p: p.genai(context_length=-5), "'model.context_length' = -5: give a positive integer"),
+    "context below 0": (
+        lambda p: p.genai(context_length=-5),
+        "'model.context_length' = -5: give an integer from 1 to 2147483647",
+    ),
     "eos is a mapping": (
         lambda p: p.genai(eos_token_id={"a": 1}),
         "'model.eos_token_id' = .*: give an integer or a list",
@@ -279,7 +391,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "config.json with words": (
         lambda p: p.put("config.json", '{"n_positions": "x"}'),
-        "config.json': 'n_positions' = 'x': give a positive integer",
+        "config.json': 'n_positions' = 'x': give an integer from 1 to 2147483647",
     ),
     # tasks
     "task that cannot be parsed": (lambda p: p.task(CHOICE + "\nfoo: [1,2"), r"mine.yaml', line \d+ cannot be parsed"),
@@ -299,6 +411,161 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "aggregation that is unknown": (
         lambda p: p.task(CHOICE.replace("metric: acc\n", "metric: acc\n    aggregation: nosuch\n")),
         "unknown aggregation 'nosuch'; there are",
+    ),
+    "task that merges itself many times": (
+        lambda p: p.task(CHOICE + MERGES),
+        r"mine.yaml' is not read: line \d+: with aliases written out more than 200,000 values \(MOST_NODES\)",
+    ),
+    "task beside one that merges itself many times": (
+        lambda p: p.task(CHOICE).beside("other.yaml", MERGES),
+        r"other.yaml' is not read: line \d+: with aliases written out more than 200,000 values \(MOST_NODES\)",
+    ),
+    "task that names itself": (
+        lambda p: p.task(CHOICE + "metadata: &a {a: *a}\n"),
+        r"mine.yaml' is not read: line 14: '\*a' stands inside of what it names",
+    ),
+    "task that nests deeply": (
+        lambda p: p.task(CHOICE + "a: " + "[" * 50_000 + "]" * 50_000),
+        r"mine.yaml' is not read: line 14: more than 64 collections inside of each other \(DEEPEST\)",
+    ),
+    "task that is too large": (
+        lambda p: p.task(CHOICE + "#" * (5 << 20)),
+        r"mine.yaml' is not read: it has [\d,]+ bytes, more than 4,194,304 \(LARGEST_FILE\)",
+    ),
+    "task that is a pipe": (
+        lambda p: piped(p.task(CHOICE), "tasks/other.yaml"),
+        "other.yaml' is not read: it is no regular file",
+    ),
+    "task that is a ring of links": (
+        lambda p: ringed(p.task(CHOICE), "tasks/mine.yaml"),
+        "mine.yaml' cannot be parsed: .*symbolic links",
+    ),
+    "task that includes a pipe": (
+        lambda p: piped(p.task(CHOICE + "include: pipe\n"), "tasks/pipe"),
+        "pipe' is not read: it is no regular file",
+    ),
+    "task whose code is a pipe": (
+        lambda p: piped(p.task(CHOICE.replace("local.load", "pipe.load")), "tasks/pipe.py"),
+        "mine.yaml' names '.*pipe.py', which is no regular file",
+    ),
+    "task whose data are a pipe": (
+        lambda p: piped(p.data(""), "tasks/data.json"),
+        "mine.yaml' names '.*data.json', which is no regular file",
+    ),
+    "task that includes itself": (
+        lambda p: p.task(CHOICE + "include: mine.yaml\n"),
+        "mine.yaml': 'include' = 'mine.yaml', which is being read already",
+    ),
+    "task that includes nothing": (
+        lambda p: p.task(CHOICE + "include: nosuch.yaml\n"),
+        "mine.yaml': 'include' = 'nosuch.yaml': no such file",
+    ),
+    "task that includes without end": (
+        lambda p: included(p.task(CHOICE + "include: part0\n")),
+        r"mine.yaml' includes more than 100 files \(MOST_INCLUDED\)",
+    ),
+    "answers without number": (
+        lambda p: p.task(GENERATE + "repeats: 100000000\n"),
+        "task 'mine' has 'repeats' = 100000000: give an integer from 1 to 10000",
+    ),
+    "answers without number in a group": (
+        lambda p: p.task("group: mine\ntask: [two]\n").beside("two.yaml", f"{ROLLING}repeats: 0\n", "tiny_rolling"),
+        "task 'two' has 'repeats' = 0: give an integer from 1 to 10000",
+    ),
+    "examples below 0": (
+        lambda p: p.task(CHOICE + "num_fewshot: -3\n"),
+        "task 'mine' has 'num_fewshot' = -3: give an integer from 0",
+    ),
+    "examples without number": (
+        lambda p: p.task(CHOICE + "num_fewshot: 100000000\n"),
+        "'num_fewshot' = 100000000: task 'mine' has 6 documents",
+    ),
+    "prompt of a gigabyte": (
+        lambda p: p.task(CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 }}")),
+        "task 'mine', document 0: .*a product of 2,000,000,000 letters or items: at most 16,777,216",
+    ),
+    "prompt of a gigabyte behind the first": (
+        lambda p: p.task(CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 if answer == 2 else 'x' }}")),
+        "task 'mine', document 1: .*a product of 2,000,000,000 letters or items: at most 16,777,216",
+    ),
+    "template that loops": (
+        lambda p: p.task(CHOICE.replace("{{question}}", LOOPS)),
+        r"task 'mine', document 0: .*loops over more than 10,000,000 numbers \(MOST_LOOPED\)",
+    ),
+    "group without tasks": (
+        lambda p: p.task("group: mine\ntask: []\n"),
+        r"group 'mine' has no tasks: 'task' = \[\]; give a list of names",
+    ),
+    "group with a group without tasks": (
+        lambda p: p.task("group: mine\ntask: [other, tiny_choice]\n").beside(
+            "other.yaml", "group: other\ntask: null\n"
+        ),
+        "group 'other' has no tasks: 'task' = None; give a list of names",
+    ),
+    "group in itself": (
+        lambda p: p.task("group: mine\ntask: [other]\n").beside("other.yaml", "group: other\ntask: [mine]\n"),
+        "group 'mine' is a member of itself: mine > other > mine",
+    ),
+    "group without end": (
+        lambda p: grouped(p, 12),
+        r"group 'g7' stands for 100,000 tasks: at most 10,000 \(MOST_TASKS\)",
+    ),
+    "generation that no model follows": (
+        lambda p: p.task(GENERATE.replace("max_gen_toks: 6", "bogus: 6")),
+        "task 'mine': generation setting 'bogus' = 6 is not supported",
+    ),
+    "generation longer than the context": (
+        lambda p: p.task(GENERATE.replace("max_gen_toks: 6", "max_gen_toks: 1000000000000")),
+        "task 'mine': 'max_gen_toks' = 1000000000000 leaves no room for a prompt: it must be below the model's",
+    ),
+    # data
+    "line that is no JSON": (
+        lambda p: p.data(ROW, '{"question": ', ROW),
+        "task 'mine', '.*data.json', line 2: Expecting value",
+    ),
+    "line in another encoding": (
+        lambda p: p.data(ROW, ROW.replace("cat", "c\xe4t"), encoding="latin-1"),
+        "task 'mine', '.*data.json', line 2: byte 0xe4 is no UTF-8",
+    ),
+    "line that is a number": (
+        lambda p: p.data("1", ROW),
+        "task 'mine', '.*data.json', line 1: a int, where a document is a mapping of fields",
+    ),
+    "field that is there twice": (
+        lambda p: p.data(ROW, ROW.replace('"answer"', '"question"')),
+        "task 'mine', '.*data.json', line 2: 'question' is there twice",
+    ),
+    "data without documents": (
+        lambda p: p.data(""),
+        "task 'mine', '.*data.json': it has no documents",
+    ),
+    "data without the split": (
+        lambda p: p.data(ROW, split="validation"),
+        "task 'mine': its data have no split 'validation', there are 'test'",
+    ),
+    "field that no document has": (
+        lambda p: p.data('{"other": 1}'),
+        "task 'mine', document 0: .*'question' is undefined",
+    ),
+    "answer that one document lacks": (
+        lambda p: p.data(ROW, '{"question": "a", "choices": [" a", " b"]}'),
+        "task 'mine', document 1: its target is None",
+    ),
+    "answer that is none of the choices": (
+        lambda p: p.data(ROW, ROW.replace("0", "7")),
+        "task 'mine', document 1: its target is 7, which is none of its 2 choices",
+    ),
+    "choices that are a text": (
+        lambda p: p.data("question,choices,answer", "a,b,0", kind="csv"),
+        "task 'mine', document 0: ValueError: its choices are the text 'b': a list is expected",
+    ),
+    "row of other length": (
+        lambda p: p.data("question,choices,answer", "a,b,0", "a,b,0,5", kind="csv"),
+        "task 'mine', '.*data.csv', line 3: 4 values under 3 names",
+    ),
+    "table that is cut off": (
+        lambda p: p.data("PAR1", kind="parquet"),
+        "task 'mine', '.*data.parquet': .*Parquet file size is 4 bytes",
     ),
     "document without choices": (
         lambda p: p.task(

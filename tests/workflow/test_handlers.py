@@ -63,7 +63,7 @@ def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
     named = SimpleNamespace(load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
     config = hf_config(handler, settings(apply_chat_template="loud"))
     baseline = open_baseline(named, config.model_copy(update={"device": "cpu"}))
-    with chosen_template(baseline, config.apply_chat_template):
+    with chosen_template(baseline.tokenizer, config.apply_chat_template):
         assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
 

@@ -11,6 +11,7 @@ import evalution
 import evalution.yaml
 
 from olive_ext.backends.evalution.ort_engine import OrtEngine
+from olive_ext.config.yaml_files import yaml_bytes
 from olive_ext.errors import ConfigError
 
 
@@ -42,6 +43,7 @@ def run_spec(spec: Path) -> dict[str, Any]:
     with redirect_stdout(sys.stderr):
         register()
         try:
+            yaml_bytes(spec)
             evalution.python_from_yaml(spec)  # checks engine, model and the form of the tests; opens nothing
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"'{spec}': {error.args[0] if error.args else error}") from error

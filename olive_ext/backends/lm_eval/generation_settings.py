@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,8 @@ _NUMBERS: Mapping[str, tuple[type[int | float], float, float, str]] = {
     "top_k": (int, 0, math.inf, "a whole number of at least 0 (0 turns it off)"),
     "seed": (int, 0, math.inf, "a whole number of at least 0"),
     "max_length": (int, 1, math.inf, "a positive integer"),
-    "num_beams": (int, 1, math.inf, "a positive integer (1 is no beam search)"),
-    "length_penalty": (float, -math.inf, math.inf, "a number (1 divides by the length)"),
+    "num_beams": (int, 1, 2**16, "an integer from 1 to 65536 (1 is no beam search)"),
+    "length_penalty": (float, -sys.float_info.max, sys.float_info.max, "a number (1 divides by the length)"),
     **dict.fromkeys(_LENGTHS, (int, 1, math.inf, "a positive integer")),
 }
 """The type and the least and largest value of the settings that are numbers, and these in words."""
@@ -131,6 +132,25 @@ class GenerationSettings:
             top_k=self.top_k,
             seed=_stream(self.seed, prompt, repeat) if self.is_sampled else 0,
             **self.beams,
+        )
+
+
+def refuse_generation(name: str, config: Mapping[str, Any], gen_kwargs: Mapping[str, Any], length: int | None) -> None:
+    """Raises `TaskError` where the task `name` generates, and its settings with those of the user cannot be followed by
+    a model of the context `length`; None stands for any."""
+    own = config.get("generation_kwargs") or {}
+    if config.get("output_type") != "generate_until":
+        return
+    if not isinstance(own, Mapping):
+        raise TaskError(f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping")
+    try:
+        settings = GenerationSettings.read({**own, **gen_kwargs}, default_max_gen_toks=1, eos=None, seed=0)
+    except TaskError as error:
+        raise TaskError(f"task '{name}': {error}") from error
+    if length is not None and settings.max_gen_toks >= length:
+        raise TaskError(
+            f"task '{name}': 'max_gen_toks' = {settings.max_gen_toks} leaves no room for a prompt: it must be below "
+            f"the model's max_length of {length}"
         )
 
 

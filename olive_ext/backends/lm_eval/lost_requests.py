@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from olive_ext.errors import LostRequestsError
+from olive_ext.errors import LostRequestsError, OliveExtError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class LostRequests(list[LostRequest]):
 @contextmanager
 def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
     """Adds to `lost` what a call of a session could not answer; `owners` gives lm-eval's requests that the session's
-    request at a place stands for. Where it has none, or nobody reads them, the error of the session passes."""
+    request at a place stands for. Where it has none, or nobody reads them, the error of the session passes. One about
+    a request that is wrong names the document."""
     try:
         yield
     except LostRequestsError as error:
@@ -43,6 +44,11 @@ def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterat
             if not found:
                 raise
             lost += found
+    except OliveExtError as error:
+        whose = [] if error.request is None else list(owners(error.request))
+        if not whose:
+            raise
+        raise type(error)(f"task '{whose[0].task_name}', document {whose[0].doc_id}: {error.__cause__}") from error
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
 from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model.attention import rotary_rows
 from olive_ext.model.decisions import input_window
+from olive_ext.model.rotary import rotary_rows
 from olive_ext.model.types import ModelFiles, Provider
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}

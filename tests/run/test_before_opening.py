@@ -1,0 +1,138 @@
+"""Mistakes of a package and of settings that are known before the model is opened: the model here cannot be opened, and
+it is the mistake that is told, by an evaluation and by a check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from olive_ext.check import check_model
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import OliveExtError
+from olive_ext.run import evaluate
+from tests.backends.local_tasks import write_tasks
+from tests.check.tiny import put_model
+
+GENERATE, CHOICE = ["tiny_generate"], ["tiny_choice"]
+
+
+def config_file(name: str, **content: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(json.dumps(content))
+
+
+def chat(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
+PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "eos of a generation": (config_file("generation_config.json", eos_token_id="x"), "'eos_token_id' = 'x'"),
+    "suppressed tokens": (config_file("generation_config.json", suppress_tokens=5), "'suppress_tokens' = 5"),
+    "forced tokens": (config_file("generation_config.json", forced_decoder_ids=[[1]]), "'forced_decoder_ids' = [[1]]"),
+    "chat template": (chat("{% for x in %}"), "the chat template refuses the messages: Expected an expression"),
+    "chat template that fails": (chat("{{ a.b.c }}"), "the chat template refuses the messages: 'a' is undefined"),
+}
+SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template' = true: the tokenizer in"),
+    "unknown template": (CHOICE, {"apply_chat_template": "x"}, "'apply_chat_template' = 'x': give true"),
+    "setting of a generation": (GENERATE, {"gen_kwargs": {"bogus": 1}}, "generation setting 'bogus' = 1"),
+    "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "beams are not drawn"),
+    "longer than the context": (GENERATE, {"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A package whose graph parses, and that ONNX Runtime does not open."""
+    put_model(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 64}')
+    graph = onnx.load(tmp_path / "model" / "model.onnx")
+    graph.opset_import[0].version = 999
+    onnx.save(graph, tmp_path / "model" / "model.onnx")
+    write_tasks(tmp_path / "tasks")
+    return tmp_path
+
+
+def config(folder: Path, tasks: list[str], **more: Any) -> EvaluationConfig:
+    given = {"path": str(folder / "model")}
+    return EvaluationConfig.parse({"model": given, "tasks": tasks, "include_path": str(folder / "tasks"), **more})
+
+
+def test_model_cannot_be_opened(folder: Path) -> None:
+    with pytest.raises(OliveExtError, match="cannot open"):
+        evaluate(config(folder, GENERATE))
+
+
+@pytest.mark.parametrize("mistake", PACKAGES)
+def test_mistake_of_a_package_is_known_before_opening_and_by_a_check(mistake: str, folder: Path) -> None:
+    make, expected = PACKAGES[mistake]
+    make(folder / "model")
+    is_chat = mistake.startswith("chat")
+    with pytest.raises(OliveExtError) as raised:
+        evaluate(config(folder, GENERATE, apply_chat_template=is_chat))
+    assert expected in str(raised.value)
+    problems = check_model(config(folder, GENERATE)).problems
+    assert any(expected in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("mistake", SETTINGS)
+def test_mistake_of_settings_is_known_before_opening(mistake: str, folder: Path) -> None:
+    tasks, settings, expected = SETTINGS[mistake]
+    with pytest.raises(OliveExtError) as raised:
+        evaluate(config(folder, tasks, **settings))
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gen_kwargs": {"bogus": 1}}, "generation setting 'bogus' = 1"),
+        ({"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
+        ({"apply_chat_template": True}, "'apply_chat_template' = true: the tokenizer in"),
+        ({"tasks": ["empty"]}, "group 'empty' has no tasks"),
+    ],
+)
+def test_check_of_a_recipe_tells_it(folder: Path, changes: dict[str, Any], expected: str) -> None:
+    from olive_ext.check import check_recipe
+
+    (folder / "tasks" / "empty.yaml").write_text("group: empty\ntask: []\n")
+    evaluator = {"type": "OrtLMEvaluator", "tasks": GENERATE, "include_path": str(folder / "tasks"), **changes}
+    recipe = {
+        "input_model": {"type": "ONNXModel", "model_path": str(folder / "model")},
+        "evaluators": {"mine": evaluator},
+        "evaluator": "mine",
+    }
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    problems = check_recipe(folder / "recipe.json").problems
+    assert any(expected in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"decoder_start_token_id": None}, "no configuration of this model names 'decoder_start_token_id'"),
+        ({"decoder_start_token_id": 10**6}, "'decoder_start_token_id' names the token 1000000: give one from 0 to"),
+        ({"decoder_start_token_id": -1}, "'decoder_start_token_id' names the token -1"),
+        ({"suppress_tokens": [10**6]}, "'suppress_tokens' names the token 1000000: give one from 0 to"),
+    ],
+)
+def test_first_token_of_a_decoder_is_known_before_opening(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    from tests.exports.genai import whisper_export
+
+    shutil.copytree(whisper_export(), tmp_path / "model")
+    for name, more in (("config.json", {}), ("generation_config.json", changes), ("genai_config.json", {})):
+        file = tmp_path / "model" / name
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for section in (content, content.get("model", {})):
+            section.pop("decoder_start_token_id", None)
+        file.write_text(json.dumps({"decoder_start_token_id": 1, **content, **more} if more else content))
+    problems = check_model(config(tmp_path, ["x"])).problems
+    assert any(expected in problem for problem in problems), problems
