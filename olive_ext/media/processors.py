@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
-from olive_ext.model.package_config import inside, read_json
+from olive_ext.model.package_config import read_json
+from olive_ext.model.package_files import inside, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -128,6 +129,7 @@ def _loaded(name: str, folder: Path, **options: Any) -> Any:
     Raises `ModelError`."""
     import transformers
 
+    refuse_strangers(folder)
     try:
         return getattr(transformers, name).from_pretrained(str(folder), trust_remote_code=False, **options)
     except Exception as error:
