@@ -17,6 +17,7 @@ from olive_ext.backends.task_names import refuse_unknown
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model.folders import why_missing
+from olive_ext.model.package_files import special_kind
 from olive_ext.run.costs import COSTS
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -59,6 +60,8 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     import yaml
 
     path = Path(path)
+    if kind := special_kind(path):
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
     try:
         text = path.read_text(encoding="utf-8")
         recipe = yaml.safe_load(text) if path.suffix.lower() in _TASK_FILES else json.loads(text)
