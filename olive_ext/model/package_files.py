@@ -48,25 +48,32 @@ def refuse_strangers(folder: Path) -> None:
     """Raises `ModelError` as `within` does for any file of a folder that is given to transformers or onnxruntime-genai,
     which open each name that they know. Links to folders, hidden files and graphs may lie there: they open none of
     these by its name alone."""
-    for place in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
-        for path in sorted(place.iterdir()):
-            if not (path.name.startswith(".") or ".onnx" in path.name or path.is_dir()):
-                within(path, folder)
+    try:
+        for place in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
+            for path in sorted(place.iterdir()):
+                if not (path.name.startswith(".") or ".onnx" in path.name or stat.S_ISDIR(_mode(path))):
+                    within(path, folder)
+    except OSError as error:
+        raise ModelError(f"the model's folder '{folder}' cannot be read: {error.strerror or error}") from error
 
 
 def special_kind(path: Path) -> str:
     """What `path` is where it is neither a file nor a folder, for an error message; empty where it is, or is not there.
     Reading such a thing may never end."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return ""
     kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-    return next((kind for is_kind, kind in kinds.items() if is_kind(mode)), "")
+    return next((kind for is_kind, kind in kinds.items() if is_kind(_mode(path))), "")
+
+
+def _mode(path: Path) -> int:
+    """As the system has it, behind links; 0 for what cannot be reached, and so cannot be opened."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _leads_out(path: Path, *folders: Path) -> bool:
-    if not path.exists():  # nothing is opened; the loop of a link has no end to ask for
+    if not _mode(path):
         return False
     real = path.resolve()
     return not any(real.is_relative_to(place) for folder in folders for place in _places(folder.resolve()))

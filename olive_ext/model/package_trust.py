@@ -67,7 +67,7 @@ def _untrusted(value: Any, where: str) -> Iterator[tuple[str, Any, str]]:
             yield from _untrusted(item, where)
     for key, item in value.items() if isinstance(value, Mapping) else ():
         place = f"{where}.{key}" if where else str(key)
-        if key == "custom_ops_library":
+        if key == "custom_ops_library" and item:
             yield place, item, "a library of operators, native code that would run here"
         elif key == "provider_options":
             yield from _options(item, place)
