@@ -317,7 +317,7 @@ def judged(case: Case, here: Path, root: Root, status: int, seconds: float, err:
     found = numbers(here)
     if case.is_cache and found != root.expected:
         return f"other numbers: {found}"
-    odd = [name for name, value in found.items() if not math.isfinite(value)]
+    odd = [name for name, value in found.items() if not isinstance(value, (int, float)) or not math.isfinite(value)]
     return f"status 0, and not finite: {odd}" if odd else ""
 
 

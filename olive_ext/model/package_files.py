@@ -36,9 +36,7 @@ def within(path: Path, *folders: Path) -> Path:
     """`path`, a file or folder that was found in a model's folder by its name. Raises `ModelError` where it leads out
     of all `folders`, which are by default the one that it lies in, and where it is a pipe, a socket or a device."""
     if _leads_out(path, *(folders or (path.parent,))):
-        raise ModelError(
-            f"'{path}' leads out of the model's folder, to '{path.resolve()}': no model's links do; copy it there"
-        )
+        raise ModelError(f"'{path}' leads out of the model's folder, to '{path.resolve()}': put the file itself there")
     if kind := special_kind(path):
         raise ModelError(f"'{path}' is {kind}: a model consists of files and folders")
     return path

@@ -209,8 +209,8 @@ def read_result(written: Mapping[str, Any], request: Request) -> Result:
         raise ValueError(
             f"scores of {max(lengths)} targets; the request has {request.num_targets}, and {most} new tokens"
         )
-    if any(map(math.isnan, (*found.logprobs, *(one.score for one in found.hypotheses)))):
-        raise ValueError("NaN, which is never kept")
+    if not all(-math.inf < value <= 1 for value in (*found.logprobs, *(one.score for one in found.hypotheses))):
+        raise ValueError("no log-probabilities: NaN, infinite or above 0")  # but for rounding
     sequences = (Hypothesis(one.tokens, one.score, one.finish_reason, one.stop_id) for one in found.hypotheses)
     ending = found.tokens, found.finish_reason, found.stop_id
     return Result(found.logprobs, found.is_greedy, *ending, notes, hypotheses=tuple(sequences))

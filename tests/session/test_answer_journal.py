@@ -35,7 +35,7 @@ from tests.exports import genai_export
 from tests.session.fake_engine import FakeEngine
 from tests.text.tiny import byte_level
 
-numbers = st.floats(allow_nan=False, width=32)
+numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0, width=32)
 
 
 @given(logprobs=st.lists(numbers, min_size=1), tokens=st.lists(st.integers(0, 9)), is_compared=st.booleans())
@@ -69,6 +69,8 @@ GENERATED = Request((1, 2), 0, Generation(2))
         (SCORED, {}),
         (SCORED, {"logprobs": [-1.0], "is_greedy": [1]}),
         (SCORED, {"logprobs": [-1.0, float("nan")], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, float("-inf")], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, 2.0], "is_greedy": [1, 0]}),
         (SCORED, {"logprobs": [-1.0, 10**400], "is_greedy": [1, 0]}),
         (SCORED, {"logprobs": {"a": 1}, "is_greedy": [1, 0]}),
         (SCORED, {"logprobs": [-1.0, -1.0], "is_greedy": [1, 0], "compared": "AAAA"}),
