@@ -151,15 +151,15 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 @contextmanager
-def understood(file: object) -> Iterator[None]:
-    """Turns what a damaged graph makes of code that reads it (names that are no text, shapes that do not fit) into a
-    `ModelError` that names the file."""
+def understood(file: object, what: str = "graph", kind: type[OliveExtError] = ModelError) -> Iterator[None]:
+    """Turns what a damaged file makes of code that reads it (names that are no text, shapes that do not fit) into an
+    error of this `kind` that names the file, `what` it was to hold, and what was found."""
     try:
         yield
     except OliveExtError:
         raise
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
-        raise ModelError(f"'{file}' is a broken graph, or one that is not understood: {one_line(error)}") from error
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise kind(f"'{file}' is a broken {what}, or one that is not understood: {one_line(error)}") from error
 
 
 @contextmanager

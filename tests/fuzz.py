@@ -3,10 +3,12 @@
     python -m tests.fuzz --cases 1000
 
 Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
-reference are damaged, and inputs made that would hardly end (`tests.fuzz_inputs`), each case in a process that is
-forked from one that has imported everything and opened nothing. A case is right where it ends within 120 seconds of the
-processor with status 2 and one line on stderr, or with status 0 and finite numbers, those of the undamaged run where a
-cache was damaged: damage elsewhere may be a lawful change, and a task without metrics has no numbers.
+reference are damaged, journals and reports forged (values replaced under right checksums), folders poisoned (files that
+are links, pipes and sockets, options that name libraries), and inputs made that would hardly end
+(`tests.fuzz_inputs`), each case in a process that is forked from one that has imported everything and opened nothing. A
+case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0
+and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful change, and a
+task without metrics has no numbers. A folder that is poisoned must end with status 2.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,17 +49,29 @@ SECONDS = 120
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**64, 0.5, -0.0, 1e308, "", "x", "0", "-1", "auto", "none"),
     *("../..", "/", "/dev/null", "\x1b[31m", "a" * 5000, "é\ud7ff", "{{x}}", [], {}, [[]], {"a": 1}, ["x", 1], [None]),
+    *("<digits>", "<nested>", "<NaN>", "<1e999>", "<twice>"),
 )
-"""Values that stand where others were."""
+"""Values that stand where others were; those in brackets stand for what no value becomes as it is written."""
+
+RAW = {
+    "<digits>": "9" * 5000,  # Python makes no number of so many
+    "<nested>": "[" * 100_000 + "]" * 100_000,
+    "<NaN>": "NaN",
+    "<1e999>": "1e999",
+    "<twice>": '{"a": 1, "a": 2}',
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One damaged input: what was done, the command's arguments, and whether its numbers must be the undamaged ones."""
+    """One damaged input: what was done, the command's arguments, whether its numbers must be the undamaged ones,
+    whether it has any, and whether it may not succeed."""
 
     what: str
     argv: list[str]
     is_cache: bool = False
+    has_metrics: bool = True
+    must_end: bool = False
 
 
 class Root:
@@ -76,7 +92,7 @@ class Root:
         return ["evaluate", "model", "--tasks", ",".join(tasks), *common, *quick, *more]
 
     def with_reference(self) -> list[str]:
-        how = ("--set", "reference.mode=recorded", "--set", "reference.records_dir=records")
+        how = ("--set", "reference.mode=recorded", "--set", "reference.records_dir=records", "--sample-log-num", "3")
         return self.argv("--reference", "reference", *how, tasks=NAMES[:2])
 
 
@@ -88,7 +104,7 @@ def settings(rng: random.Random, root: Root, here: Path) -> Case:
     name = rng.choice(names)
     if rng.random() < 0.1:
         name = name[:-1] + rng.choice("sxz")
-    value = json.dumps(rng.choice(ODD))
+    value = json_text(rng.choice(ODD))
     return Case(f"{name}={value[:60]}", root.argv("--set", f"{name}={value}", tasks=NAMES[:1]))
 
 
@@ -136,6 +152,103 @@ def caches(rng: random.Random, root: Root, here: Path) -> Case:
     return Case(_damage_bytes(rng, file, and_more=True), root.with_reference(), is_cache=True)
 
 
+def journals(rng: random.Random, root: Root, here: Path) -> Case:
+    """A random value anywhere in a line of a journal, under a right checksum."""
+    files = sorted(here.rglob("*.jsonl"))
+    file = rng.choice([file for file in files if not file.name.startswith("samples_")])
+    lines = file.read_bytes().splitlines()
+    number = rng.randrange(len(lines))
+    content = json.loads(lines[number][9:])
+    way, value = rng.choice(places(content)), rng.choice(ODD)
+    body = json_text(replaced(content, way, value)).encode(errors="surrogatepass")
+    lines[number] = b"%08x %s" % (zlib.crc32(body), body)
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+    return Case(f"line {number} {'.'.join(map(str, way))}={json.dumps(value)[:60]}", root.with_reference())
+
+
+def reports(rng: random.Random, root: Root, here: Path) -> Case:
+    """A random value anywhere in one of two reports that are compared, or in a line of its sample logs."""
+    shutil.copytree(here / "out", here / "other")
+    logs = sorted((here / "other").rglob("samples_*.jsonl"))
+    file = rng.choice([here / "other" / "report.json"] * 3 + logs)
+    lines = [file.read_text(encoding="utf-8")] if file.suffix == ".json" else file.read_text("utf-8").splitlines()
+    number = rng.randrange(len(lines))
+    content = json.loads(lines[number])
+    way, value = rng.choice(places(content)), rng.choice(ODD)
+    lines[number] = json_text(replaced(content, way, value))
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
+    order = ["out", "other"] if rng.random() < 0.5 else ["other", "out"]
+    what = f"{order[0]} {file.name} {number} {'.'.join(map(str, way))}={json.dumps(value)[:60]}"
+    return Case(what, ["compare", *order, "--output", "page"], has_metrics=False)
+
+
+def folders(rng: random.Random, root: Root, here: Path) -> Case:
+    """A file of the model or of the reference that is a link out of its folder, a pipe or a socket; a name of a file
+    elsewhere; an option that names a library, a file or an address."""
+    folder = here / rng.choice(["model", "reference"])
+    how = rng.choice(["link", "link", "folder", "pipe", "socket", "name", "option"])
+    if how in ("name", "option"):
+        config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+        section = config["model"].setdefault(rng.choice(["decoder", "vision", "joiner", "draft"]), {})
+        if how == "name":
+            key, value = (
+                rng.choice(["filename", "config_filename", "adapter_filename", "data_file"]),
+                rng.choice(OUTSIDE),
+            )
+            section[key] = value
+        else:
+            (name, key), value = rng.choice(NATIVE), rng.choice(["evil.so", "1", "/home", "x.json"])
+            is_entry = name in ("session_options", "run_options")
+            section |= (
+                {name: {key: value}} if is_entry else {"session_options": {"provider_options": [{name: {key: value}}]}}
+            )
+        (folder / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+        what = f"{folder.name} {how} {key}={value}"
+    else:
+        name = rng.choice(sorted(file.name for file in folder.iterdir() if file.is_file()))
+        if how in ("pipe", "socket") and not name.startswith(("token", "special", "chat", "merges")):
+            how = "link"  # what has to be a file is missing where it is none
+        poison(folder / name, how)
+        what = f"{folder.name} {how} {name}"
+    return Case(what, root.with_reference(), must_end=True)
+
+
+OUTSIDE = ("../x.onnx", "/etc/passwd", "a/../../x", "..\\x")
+NATIVE = (
+    *(("cuda", "gpu_external_alloc"), ("tensorrt", "trt_extra_plugin_lib_paths"), ("qnn", "backend_path")),
+    *(("openvino", "load_config"), ("VitisAI", "config_file"), ("NvTensorRtRtx", "nv_onnx_bytestream")),
+    *(("webgpu", "dawnProcTable"), ("coreml", "ModelCacheDirectory"), ("nobody", "x"), ("run_options", "x")),
+    *(("session_options", "session.optimized_model_filepath"), ("session_options", "ep.context_file_path")),
+)
+
+
+def poison(path: Path, how: str) -> None:
+    """Puts something else in the place of `path`, of its content where that is a link."""
+    elsewhere = path.parent.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    shutil.move(path, elsewhere / path.name)
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "socket":
+        begun = Path.cwd()
+        os.chdir(path.parent)  # a socket's address is short
+        socket.socket(socket.AF_UNIX).bind(path.name)
+        os.chdir(begun)
+    elif how == "folder":
+        (path.parent / "below").symlink_to(elsewhere, target_is_directory=True)
+        path.symlink_to(Path("below", path.name))
+    else:
+        path.symlink_to(elsewhere / path.name)
+
+
+def json_text(content: Any) -> str:
+    """JSON, with what stands for more than a value can say in its place."""
+    text = json.dumps(content)
+    for name, raw in RAW.items():
+        text = text.replace(json.dumps(name), raw)
+    return text
+
+
 Damage = Callable[[random.Random, Root, Path], Case]
 
 
@@ -152,6 +265,9 @@ KINDS: dict[str, Damage] = {
     "tasks": tasks,
     "caches": caches,
     **{name: partial(case_of, make) for name, make in INPUTS.items()},
+    "journals": journals,
+    "reports": reports,
+    "folders": folders,
 }
 
 
@@ -164,7 +280,7 @@ def _damage_file(rng: random.Random, file: Path) -> str:
     way, value = rng.choice(_shallow(content)), rng.choice(ODD)
     changed = replaced(content, way, value)
     written = yaml.safe_dump(changed).replace("FUNCTION:", "!function ") if is_yaml else None
-    file.write_text(json.dumps(changed) if written is None else written, encoding="utf-8")
+    file.write_text(json_text(changed) if written is None else written, encoding="utf-8")
     return f"{file.name} {'.'.join(map(str, way))}={json.dumps(value)[:60]}"
 
 
@@ -205,12 +321,14 @@ def judged(case: Case, here: Path, root: Root, status: int, seconds: float, err:
         return f"a traceback: {lines[-1]}"
     if status == 2:
         return "" if len(lines) == 1 and lines[0].startswith("olive-ext: error: ") else f"other lines: {lines}"
-    if status != 0:
+    if status != 0 or case.must_end:
         return f"status {status}: {lines[-3:]}"
+    if not case.has_metrics:
+        return ""
     found = numbers(here)
     if case.is_cache and found != root.expected:
         return f"other numbers: {found}"
-    odd = [name for name, value in found.items() if not math.isfinite(value)]
+    odd = [name for name, value in found.items() if not isinstance(value, (int, float)) or not math.isfinite(value)]
     return f"status 0, and not finite: {odd}" if odd else ""
 
 
@@ -256,7 +374,7 @@ def run(kind: str, count: int, rng: random.Random, folder: Path, limit: float) -
     """Runs `count` distinct cases of one kind, fewer where these take more than `limit` seconds by the clock: how many
     seconds the longest took, the ends by status, and what ended wrongly."""
     root = Root(folder)
-    if kind == "caches":
+    if kind in ("caches", "journals", "reports"):
         assert forked(root.with_reference(), root.whole)[0] == 0, (root.whole / "stderr").read_text()
         root.expected = numbers(root.whole)
     seen: set[str] = set()

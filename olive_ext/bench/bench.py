@@ -61,6 +61,8 @@ class Bench:
         loses one."""
         self._work_folder.mkdir(parents=True, exist_ok=True)
         files = resolve(ModelSettings(model=self.config.model, kind="onnx")).files
+        if self.config.hf is not None:
+            resolve(ModelSettings(model=self.config.hf, kind="hf"))  # a folder that is refused is given to no peer
         self._work = read_work(files.decoder, files.genai_config or files.hf_config)
         self._asked = self._record(1)
         if self.config.in_flight and all(one.kind != "generate_until" for one in self._asked):

@@ -8,7 +8,7 @@ from typing import IO, Any
 from olive_ext.bench.latency import LATENCIES, STATISTICS
 from olive_ext.bench.summary import Row, Summary
 from olive_ext.errors import printable
-from olive_ext.report import Table, markdown_table, print_cells
+from olive_ext.report import Table, literal, markdown_table, print_cells
 
 HEADS = (
     *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),
@@ -78,14 +78,15 @@ def latency_table(series: Sequence[Mapping[str, float]]) -> Table:
 def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """The table, the facts and the growth as GitHub markdown."""
     rows = [cells(row, summary.reference) for row in summary.rows]
-    parts = [f"# {title}", markdown_table(HEADS, rows), "\n".join(f"- {line}" for line in facts(summary))]
+    parts = [f"# {literal(title)}", markdown_table(HEADS, rows)]
+    parts.append("\n".join(f"- {literal(line)}" for line in facts(summary)))
     if summary.latencies:
         found = latency_table(summary.latencies)
-        parts.append(f"## {found.title}\n\n{markdown_table(found.heads, found.rows)}")
+        parts.append(f"## {literal(found.title)}\n\n{markdown_table(found.heads, found.rows)}")
     for name, series in growth.items():
         points = [(one["tokens"], one["seconds"]) for one in series]
         body = [(f"{tokens:.0f}", f"{spent:.2f}", f"{tokens / spent if spent else 0:.0f}") for tokens, spent in points]
-        parts.append(f"## Growth with {name}\n\n{markdown_table(('tokens', 'seconds', 'tokens/s'), body)}")
+        parts.append(f"## Growth with {literal(name)}\n\n{markdown_table(('tokens', 'seconds', 'tokens/s'), body)}")
     return "\n\n".join(parts) + "\n"
 
 

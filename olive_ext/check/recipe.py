@@ -17,6 +17,7 @@ from olive_ext.backends.task_names import refuse_unknown
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model.folders import why_missing
+from olive_ext.model.package_files import special_kind
 from olive_ext.run.costs import COSTS
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -61,6 +62,8 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     from olive_ext.config.yaml_files import yaml_bytes
 
     path = Path(path)
+    if kind := special_kind(path):
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
         recipe = yaml.safe_load(yaml_bytes(path)) if is_yaml else json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_v
 from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import SCHEMA_KINDS, EvaluationConfig, schema
 from olive_ext.config.bench import BenchConfig
-from olive_ext.errors import ConfigError, UnwrittenError, printable
+from olive_ext.errors import ConfigError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -191,10 +191,11 @@ def compare_command(arguments: Namespace) -> int:
 
     if arguments.output is not None:
         check_writable(arguments.output, "--output")
-    page = compare(arguments.reports, arguments.baseline)
-    print_page(page)
-    if arguments.output is not None:
-        sys.stdout.write(f"{write_page(page, arguments.output)}\n")
+    with understood(", ".join(arguments.reports), "report", ConfigError):
+        page = compare(arguments.reports, arguments.baseline)
+        print_page(page)
+        if arguments.output is not None:
+            sys.stdout.write(f"{write_page(page, arguments.output)}\n")
     return 0
 
 
@@ -230,10 +231,10 @@ def run_command(arguments: Namespace) -> int:
 
 def job_command(arguments: Namespace) -> int:
     """Writes a job's folder and says how to submit it."""
-    from olive_ext.jobs import make_azureml_job
+    from olive_ext.jobs import make_azureml_job, submit_command
 
     make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
-    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && az ml job create --file job.yml\n")
+    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
     return 0
 
 

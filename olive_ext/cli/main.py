@@ -78,11 +78,18 @@ def _quiet_libraries() -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
+class _Printable(logging.Formatter):
+    """Names of others' files and tasks are in warnings, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 @contextmanager
 def _warnings_on_stderr() -> Iterator[None]:
     """Shows this package's own warnings, a line each."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("olive-ext: %(levelname)s: %(message)s"))
+    handler.setFormatter(_Printable("olive-ext: %(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     logger = logging.getLogger("olive_ext")
     logger.addHandler(handler)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from olive_ext.config import EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.config.bench import BenchConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, first_line
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
 
@@ -156,8 +156,8 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("{"):
         try:
             yield from json.loads(text).items()
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"'{flag}' = {text!r}: not valid JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"'{flag}' = {text[:80]!r}: not valid JSON ({first_line(error)})") from error
         return
     for part in text.split(","):
         key, value = _pair(part, flag)
@@ -174,7 +174,7 @@ def _pair(text: str, flag: str) -> tuple[str, str]:
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a number of more digits than Python reads, and lists in lists, too
         return text
 
 

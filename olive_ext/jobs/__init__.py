@@ -4,7 +4,7 @@
 imports Azure's packages. Knows recipes as `check` reads them; knows no Olive and no model.
 """
 
-from olive_ext.jobs.azureml import make_azureml_job
+from olive_ext.jobs.azureml import make_azureml_job, submit_command
 from olive_ext.jobs.azureml_check import faults
 
-__all__ = ["faults", "make_azureml_job"]
+__all__ = ["faults", "make_azureml_job", "submit_command"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from olive_ext import __version__
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.jobs.azureml_check import faults
+from olive_ext.jobs.azureml_node import TOKEN
 from olive_ext.jobs.portable_recipe import OUT, PortableRecipe, portable
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ ENV PATH=/opt/olive_ext/bin:$PATH
 _README = """# {name} on Azure ML
 
 ```sh
-az ml job create --file job.yml --workspace-name WORKSPACE --resource-group GROUP
+{submit} --workspace-name WORKSPACE --resource-group GROUP
 ```
 
 from this folder submits it. Before that:
@@ -49,10 +49,17 @@ _NODES = """
 The first node starts a Ray cluster and runs the workflow, the others join it and leave with it. Azure's names for
 the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
 
-- **The token** in job.yml keeps all others out of the cluster, in which whoever joins can run code. Whoever may read
-  the job in the workspace can read the token. Ray does not encrypt what nodes say to each other.
+- **The token** keeps all others out of the cluster, in which whoever joins can run code. It is made as the job is
+  submitted and is in no file; without one the nodes refuse to start. Whoever may read the job in the workspace can read
+  it there. Ray does not encrypt what nodes say to each other.
 - **A node that dies** ends the job on Azure ML. Submit it again: it goes on from the output.
 """
+
+
+def submit_command(num_nodes: int) -> str:
+    """The command line that submits a job from its folder, with the token that its nodes have in common."""
+    token = f" --set environment_variables.{TOKEN}=$(openssl rand -hex 32)"
+    return f"az ml job create --file job.yml{token if num_nodes > 1 else ''}"
 
 
 def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_nodes: int = 1) -> None:
@@ -103,7 +110,7 @@ def _job(name: str, made: PortableRecipe, compute: str, num_nodes: int, folder: 
         "resources": {"instance_count": num_nodes},
     }
     if num_nodes > 1:
-        job["environment_variables"] |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        job["environment_variables"]["RAY_AUTH_MODE"] = "token"
         job["distribution"] = {"type": "pytorch", "process_count_per_instance": 1}
     return job
 
@@ -133,7 +140,8 @@ def _write(folder: Path, made: PortableRecipe, job: Mapping[str, Any], extras: s
     for path, value in ((folder / "job.yml", job), (environment / "conda.yml", conda)):
         path.write_text(yaml.safe_dump(dict(value), sort_keys=False, width=1000), encoding="utf-8")
     (environment / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
-    text = _README.format(name=job["display_name"], out=OUT, version=__version__)
+    submit = submit_command(job["resources"]["instance_count"])
+    text = _README.format(name=job["display_name"], out=OUT, version=__version__, submit=submit)
     if "distribution" in job:
         text += _NODES
     (folder / "README.md").write_text(text, encoding="utf-8")

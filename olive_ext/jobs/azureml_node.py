@@ -4,7 +4,7 @@ when it ends.
     python -m olive_ext.jobs.azureml_node COMMAND [ARGUMENT ...]
 
 Azure ML runs the same command line on every node, and says by environment variables which one it is on (those of its
-"pytorch" distribution, with one process a node). Nodes that have RAY_AUTH_TOKEN in common refuse all others.
+"pytorch" distribution, with one process a node). The nodes have RAY_AUTH_TOKEN in common, and refuse all others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from olive_ext.jobs.portable_recipe import NODE
 JOIN_S = 600
 """Seconds in which the first node must have come up."""
 
+TOKEN = "RAY_AUTH_TOKEN"
+"""The variable of the token, which whoever submits the job gives: in job.yml it would lie open."""
+
 _BEAT_S = 2.0
 _MISSED = 5
 """Beats in a row that the first node may miss."""
@@ -34,15 +37,17 @@ _UP = "Ray runtime started"
 
 def run_node(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """The exit status of this node: on the first the command's; on another 0 once the first has ended. 1 where Ray does
-    not come up."""
+    not come up, or there is no token."""
+    if not environment.get(TOKEN):
+        return _refuse(f"'{TOKEN}' is not set: submit the job as its README.md says")
     host, port = socket.gethostbyname(environment["MASTER_ADDR"]), int(environment["MASTER_PORT"])
     is_first = int(environment["NODE_RANK"]) == 0
     if not is_first and not _wait_for(host, port):
-        return _refuse(f"no first node at {host}:{port}")
+        return _refuse(f"no first node at {host}:{port} within {JOIN_S} s")
     first = ("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false")
     ray = _started(*first) if is_first else _started(f"--address={host}:{port}")
     if ray is None:
-        return _refuse("Ray did not come up")
+        return _refuse(f"Ray did not come up within {JOIN_S} s")
     try:
         if is_first:
             return subprocess.run(command, env={**environment, "RAY_ADDRESS": f"{host}:{port}"}).returncode
@@ -56,7 +61,7 @@ def run_node(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _refuse(why: str) -> int:
-    sys.stderr.write(f"olive-ext: {why} within {JOIN_S} s\n")
+    sys.stderr.write(f"olive-ext: {why}\n")
     return 1
 
 

@@ -40,13 +40,22 @@ class PortableRecipe:
     def place(self, path: Path) -> str:
         """Where the job finds `path`, which becomes an input, or lies in one."""
         whole = path.parent if path.suffix.lower() in _WITH_NEIGHBOURS else path
-        name = next((name for name, known in self.inputs.items() if known == whole), None)
-        if name is None:
-            stem = re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input"
-            names = (stem, *(f"{stem}_{number}" for number in range(2, len(self.inputs) + 2)))
-            name = next(name for name in names if name not in self.inputs)
-            self.inputs[name] = whole
+        name = _named(self.inputs, whole, re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input")
         return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
+
+    def script(self, path: Path) -> str:
+        """Where the job finds a script: under its own name, or where another folder's has that, one with a number."""
+        return _named(self.scripts, path, path.stem, path.suffix)
+
+
+def _named(known: dict[str, Path], path: Path, stem: str, suffix: str = "") -> str:
+    """The name of `path` among those that are `known`, or a new one, which nothing else there has."""
+    name = next((name for name, other in known.items() if other == path), None)
+    if name is None:
+        names = (f"{stem}{more}{suffix}" for more in ("", *(f"_{number}" for number in range(2, len(known) + 2))))
+        name = next(name for name in names if name not in known)
+        known[name] = path
+    return name
 
 
 def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
@@ -76,7 +85,4 @@ def _moved(made: PortableRecipe, key: str, value: Any) -> Any:
     path = Path(value).expanduser()
     if not value or not path.exists():
         return value
-    if key in _SCRIPTS:
-        made.scripts[path.name] = path.resolve()
-        return path.name
-    return made.place(path.resolve())
+    return (made.script if key in _SCRIPTS else made.place)(path.resolve())

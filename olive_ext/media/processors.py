@@ -15,7 +15,8 @@ from typing import Any
 
 from olive_ext.errors import ModelError, first_line
 from olive_ext.media.processor_sizes import refuse_sizes
-from olive_ext.model.package_config import inside, read_json
+from olive_ext.model.package_config import read_json
+from olive_ext.model.package_files import inside, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -129,6 +130,7 @@ def _loaded(name: str, folder: Path, **options: Any) -> Any:
     Raises `ModelError`."""
     import transformers
 
+    refuse_strangers(folder)
     for file in (folder / written for written in HF_FILES):
         refuse_sizes(read_json(file) if file.is_file() else {}, file)
     try:

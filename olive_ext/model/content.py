@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from olive_ext.errors import ModelError
 from olive_ext.model.folders import tokenizer_files
+from olive_ext.model.package_files import within
 from olive_ext.model.types import ModelFiles
 
 _CHUNK_BYTES = 1 << 24
@@ -73,7 +74,7 @@ def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
     """Location -> file, as named, for each external-data location in `decoder`, sorted.
 
     A location is looked up beside the decoder, then beside the file that a symbolic link `decoder` points to. Raises
-    `ModelError` that names the missing file, or a location outside the model's folder.
+    `ModelError` that names the missing file, a location outside the model's folder, or a link that leads out of it.
     """
     found = {}
     for location in sorted(set(locations)):
@@ -84,7 +85,7 @@ def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
         file = next((place for place in places if place.is_file()), None)
         if file is None:
             raise ModelError(f"'{decoder}' keeps weights in '{location}', and '{places[0]}' does not exist")
-        found[location] = file
+        found[location] = within(file, *(place.parent for place in (decoder, decoder.resolve())))
     return found
 
 

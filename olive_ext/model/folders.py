@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, counted, listed
-from olive_ext.model.package_config import inside, read_json
+from olive_ext.model.package_config import read_json, refuse_shards_outside
+from olive_ext.model.package_files import inside, refuse_strangers, special_kind, within
 from olive_ext.model.types import ModelFiles
 
 GENAI_CONFIG = "genai_config.json"
@@ -53,6 +54,8 @@ def real_path(path: str | Path) -> Path:
     if not expanded.exists():
         reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
         raise ModelError(f"model path '{path}' {reason}")
+    if kind := special_kind(expanded):
+        raise ModelError(f"model path '{path}' is {kind}: give a file or a folder")
     return expanded.resolve() if expanded.is_dir() else expanded.parent.resolve() / expanded.name
 
 
@@ -67,6 +70,20 @@ def contents(folder: Path) -> str:
     """What is in `folder`, for an error message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     return f"it holds {listed(names)}" if names else "it is empty"
+
+
+def refuse_strangers_in(*places: Path) -> None:
+    """Raises `ModelError` where a file of one of these folders, or one that they name, is none of the folder's own.
+    Places that are no folders are names on the hub."""
+    for folder in dict.fromkeys(places):
+        if folder.is_dir():
+            refuse_strangers(folder)
+            refuse_shards_outside(folder)
+
+
+def graphs_below(root: Path, pattern: str) -> list[Path]:
+    """The .onnx files of `root` by a pattern, each of them one of the folder's own."""
+    return [within(file, root) for file in sorted(root.glob(pattern)) if file.exists()]
 
 
 def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
@@ -204,12 +221,12 @@ def _by_name(decoder: Path) -> dict[str, tuple[Path, str]]:
             wanted = {"encoder": _ENCODER, **({"first_step": _WITHOUT_PAST} if stem == _WITH_PAST else {})}
             files = {part: decoder.with_stem(decoder.stem.replace(stem, name, 1)) for part, name in wanted.items()}
             rule = f"optimum's name, beside '{decoder.name}'"
-            return {part: (file, rule) for part, file in files.items() if file.is_file()}
+            return {part: (within(file), rule) for part, file in files.items() if file.is_file()}
     if decoder.parent.name != "decoder":
         return {}
     siblings = {part: (folder, decoder.parent.parent / folder / decoder.name) for folder, part in _SIBLINGS.items()}
     return {
-        part: (file, f"the folder '{folder}' beside the decoder's")
+        part: (within(file, decoder.parent.parent), f"the folder '{folder}' beside the decoder's")
         for part, (folder, file) in siblings.items()
         if file.is_file()
     }

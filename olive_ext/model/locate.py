@@ -6,14 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.errors import ModelError, listed
 from olive_ext.model import folders
 from olive_ext.model.content import hf_weights, refuse_short, weight_files
 from olive_ext.model.folders import GENAI_CONFIG, OLIVE_RECORD
 from olive_ext.model.outline import Outline, read_outline
-from olive_ext.model.package_config import GenaiConfig, HfConfig, inside, read_json
+from olive_ext.model.package_config import GenaiConfig, HfConfig, read_json, refuse_names_outside
+from olive_ext.model.package_files import inside, within
 from olive_ext.model.tensor_names import EMBEDDING_NAMES
 from olive_ext.model.types import GraphFiles, ModelFiles
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal["onnx", "hf"]
 
 _BY_USER = "the setting 'components'"
+_GRAPHS = ("*.onnx", "*/*.onnx")
 
 
 def locate(
@@ -57,14 +59,14 @@ def locate(
     companions = _companions(
         root, decoder, outline, {**folders.find_companions(decoder, directory, genai_config), **given}
     )
+    folders.refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
+    refuse_names_outside(directory, genai_config)
     own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions else []))
-    hf_files = (folder / "config.json" for folder in own)
-    hf_file = next(filter(Path.is_file, hf_files), None)
     return ModelFiles(
         decoder=decoder,
         directory=directory,
         genai_config=genai_config,
-        hf_config=read_json(hf_file, HfConfig) if hf_file else {},
+        hf_config=_hf_config(*own),
         tokenizer=tokenizer_place,
         origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, _, found_by) in companions.items()},
@@ -77,9 +79,16 @@ def locate(
 def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
     """The files of the Hugging Face model in the folder, or under the hub name, `path`; nothing is looked up."""
     origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
-    place, weights = Path(path), tuple(hf_weights(Path(path)))
-    config = read_json(place / "config.json", HfConfig) if (place / "config.json").is_file() else {}
-    return ModelFiles(place, place, {}, config, tokenizer or path, {"tokenizer": origin}, weights)
+    place = Path(path)
+    folders.refuse_strangers_in(place, *([Path(tokenizer)] if tokenizer else []))
+    weights = tuple(hf_weights(place))
+    return ModelFiles(place, place, {}, _hf_config(place), tokenizer or path, {"tokenizer": origin}, weights)
+
+
+def _hf_config(*places: Path) -> Mapping[str, Any]:
+    """config.json of the first folder that has one; empty where none has."""
+    found = next((file for folder in places if (file := folder / "config.json").is_file()), None)
+    return read_json(found, HfConfig) if found else {}
 
 
 def _companions(
@@ -94,7 +103,7 @@ def _companions(
         raise ModelError(f"'{decoder}' is to be the decoder; by the graph it is the embedding: it returns '{made[0]}'")
     takes = min(EMBEDDING_NAMES & outline.inputs.keys(), default=None)
     if takes and "embedding" not in named and root.is_dir():
-        others = (file for file in (*root.glob("*.onnx"), *root.glob("*/*.onnx")) if file != decoder)
+        others = (file for pattern in _GRAPHS for file in folders.graphs_below(root, pattern) if file != decoder)
         graphs |= {file: found for file in sorted(others) if (found := _readable(file)) is not None}
     if not takes and named.get("embedding", (None, ""))[1] == _BY_USER:
         raise ModelError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
@@ -199,11 +208,11 @@ def _olive_decoder(root: Path) -> Path | None:
         return None
     recorded, name = Path(config["model_path"]), config.get("onnx_file_name")
     files = [root / name, recorded / name] if name else [root / recorded.name, recorded]
-    return next((folders.real_path(file) for file in files if _is_onnx_name(file) and file.is_file()), None)
+    return next((folders.real_path(within(file)) for file in files if _is_onnx_name(file) and file.is_file()), None)
 
 
 def _only_decoder(root: Path) -> tuple[Path, str]:
-    graphs = sorted(root.glob("*.onnx")) or sorted(root.glob("*/*.onnx"))
+    graphs = next(filter(None, (folders.graphs_below(root, pattern) for pattern in _GRAPHS)), [])
     names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
     if not graphs:
         raise ModelError(f"no .onnx file in '{root}': {folders.contents(root)}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines
 from olive_ext.model.compiled import Compiled
+from olive_ext.model.package_files import special_kind
 from olive_ext.model.provider_table import CPU
 from olive_ext.model.providers import plugin_devices
 from olive_ext.model.types import Provider
@@ -115,6 +116,8 @@ def read_adapter(path: str) -> onnxruntime.AdapterFormat:
     """The LoRA adapter in an .onnx_adapter file; raises `ModelError` where it is missing or is none."""
     import onnxruntime
 
+    if kind := special_kind(Path(path)):
+        raise ModelError(f"adapter '{path}' in engine.adapters is {kind}: give a file")
     try:
         with Path(path).open("rb"):
             return onnxruntime.AdapterFormat.read_adapter(path)

@@ -1,5 +1,5 @@
-"""The JSON files of a model's folder: what this package reads of them, with the type of each value, and the files that
-they name, which stay inside of the folder. Knows no graph.
+"""The JSON files of a model's folder: what this package reads of them, with the type of each value, and the names of
+other files in them. Knows no graph.
 
 A file may hold more than is declared here: other programs read it, too.
 """
@@ -7,14 +7,16 @@ A file may hold more than is declared here: other programs read it, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from olive_ext.config.base import Int, Strict, not_bool
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, first_line
+from olive_ext.model.package_files import inside, within
 
 LARGEST = 16 * 2**20
 """Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
@@ -27,6 +29,14 @@ LARGEST_VOCABULARY = 2**24
 
 LARGEST_SIZE = 2**20
 """Heads, numbers of a head or a layer, and layers."""
+
+_LARGEST_INDEX = 2**28
+"""Bytes of an index of weights: some hundred for each tensor, of which models of experts have 200,000."""
+
+_INDICES = {"*.index.json": "weight_map", "tokenizer_config.json": "fast_tokenizer_files"}
+"""Files of a Hugging Face model that name others, and the key under which they do."""
+
+_NAMES_FILE = re.compile(r"(file|filename|folder|dir|directory|path)$")
 
 Names = dict[str, str]
 Id = Annotated[Int, Field(ge=-(2**31), lt=2**31)]
@@ -129,21 +139,24 @@ class GenerationConfig(_Section):
     no_timestamps_token_id: Id | None = None
 
 
-def read_json(path: Path, form: type[_Section] | None = None) -> Mapping[str, Any]:
+def read_json(path: Path, form: type[_Section] | None = None, *, largest: int = LARGEST) -> Mapping[str, Any]:
     """The object in a JSON file; a key whose value is null counts as not written.
 
-    Raises `ModelError` where the file holds something else, is not JSON, or where a value is not of the type that
-    `form` declares: with the key, the value and what is accepted.
+    Raises `ModelError` where the file leads out of its folder, holds something else, is not JSON, or where a value is
+    not of the type that `form` declares: with the key, the value and what is accepted.
     """
+    within(path)
     try:
         size = path.stat().st_size
-        if size > LARGEST:
-            raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {LARGEST:,}")
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        if size > largest:
+            raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}")
+        value = json.loads(
+            path.read_text(encoding="utf-8-sig"), object_pairs_hook=_with_keys_once if form is GenaiConfig else None
+        )
     except RecursionError as error:
         raise ModelError(f"'{path}' is not readable JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"'{path}' is not readable JSON: {error}") from error
+        raise ModelError(f"'{path}' is not readable JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
     written = _without_null(value)
@@ -155,35 +168,48 @@ def read_json(path: Path, form: type[_Section] | None = None) -> Mapping[str, An
     return written
 
 
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Of a key that is there twice Python takes the last value, and onnxruntime-genai obeys both."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in names if names.count(key) > 1)}' is there twice")
+    return found
+
+
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _without_null(item) if isinstance(item, dict) else item for key, item in value.items() if item is not None
     }
 
 
-def inside(folder: Path, name: str, key: str) -> Path:
-    """The file or folder that a configuration in `folder` names under `key`. Raises `ModelError` for an absolute path,
-    for one with "..", and for a symbolic link that leads out of the folder; the links of Hugging Face's cache stay
-    in the model's own blobs."""
-    written = PurePosixPath(name.replace("\\", "/"))
-    if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, which is not inside of the folder: no model names other files"
-        )
-    path, root = folder / name, folder.resolve()
-    roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    if path.exists() and not any(path.resolve().is_relative_to(place) for place in roots):
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, a link that leads out of the folder, to '{path.resolve()}'"
-        )
-    return path
+def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
+    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside of the folder:
+    onnxruntime-genai opens those of sections that this package does not know."""
+    for key, name in _named_files(genai_config, ""):
+        inside(folder, name, key)
 
 
-def custom_operators_of(genai_config: Any) -> str | None:
-    """The library of operators that any section of genai_config.json names; None where there is none."""
-    if isinstance(genai_config, list):
-        return next(filter(None, map(custom_operators_of, genai_config)), None)
-    if not isinstance(genai_config, Mapping):
-        return None
-    own = genai_config.get("custom_ops_library")
-    return str(own) if own else custom_operators_of(list(genai_config.values()))
+def _named_files(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Key and name of each file; settings of sessions and providers are `package_trust`'s."""
+    for key, item in (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        if isinstance(item, str) and isinstance(key, str) and _NAMES_FILE.search(key):
+            yield f"{place}{key}", item
+        elif key != "session_options":
+            yield from _named_files(item, f"{place}{key}.")
+
+
+def refuse_shards_outside(folder: Path) -> None:
+    """Raises `ModelError` for a file that an index of a Hugging Face model or tokenizer in `folder` names and that is
+    not inside of the folder."""
+    for pattern, key in _INDICES.items():
+        for file in folder.glob(pattern):
+            try:
+                named = read_json(file, largest=_LARGEST_INDEX).get(key)
+            except ModelError:
+                continue  # whoever needs it says why it cannot be read
+            names = named.values() if isinstance(named, Mapping) else named if isinstance(named, list) else ()
+            for name in {name for name in names if isinstance(name, str)}:
+                inside(folder, name, f"{file.name}'s {key}")

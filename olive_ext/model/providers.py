@@ -16,14 +16,12 @@ from typing import Any
 
 from olive_ext.errors import ProviderError, joined_lines
 from olive_ext.model.folders import GENAI_CONFIG
-from olive_ext.model.provider_table import CPU, TABLE, Row
+from olive_ext.model.provider_table import CPU, ROWS, TABLE, Row
 from olive_ext.model.types import Provider
 
 logger = logging.getLogger(__name__)
 
 Written = tuple[str, Mapping[str, Any]]
-
-_ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
 
 # Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
@@ -211,13 +209,13 @@ def _with_options(written: list[Written], options: Any, origin: str) -> list[Wri
 
 
 def _row(asked: str, available: Iterable[str], origin: str) -> Row:
-    row = _ROWS.get(asked.lower())
+    row = ROWS.get(asked.lower())
     if row is not None:
         return row
     if asked in available:  # a plugin that the table does not know: host memory is right for any provider
         return Row(asked, asked)
-    near = difflib.get_close_matches(asked.lower(), _ROWS, n=1)
-    hint = f"did you mean '{_ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
+    near = difflib.get_close_matches(asked.lower(), ROWS, n=1)
+    hint = f"did you mean '{ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
     raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import NOT_TRUSTED, ConfigError, ModelError, understood
+from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import checkpoint, decisions
 from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
 from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
@@ -20,7 +20,8 @@ from olive_ext.model.locate import Kind, locate, locate_hf, model_kind
 from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
 from olive_ext.model.ort_session import read_adapter
 from olive_ext.model.outline import read_graph
-from olive_ext.model.package_config import custom_operators_of, inside
+from olive_ext.model.package_files import inside
+from olive_ext.model.package_trust import custom_operators_of, refuse_untrusted
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind, TensorSpec
 
@@ -114,15 +115,12 @@ class ResolvedModel:
 
     @cached_property
     def custom_operators(self) -> Path | None:
-        """The library of operators that genai_config.json names, which is native code. Raises `ModelError` unless such
-        code is trusted."""
+        """The library of operators that genai_config.json names, which is native code. Raises `ModelError` for it, and
+        for other settings like it, unless the package is trusted."""
+        if not self.settings.trust_remote_code:
+            refuse_untrusted(self.files.genai_config, self.files.directory / GENAI_CONFIG)
         name = custom_operators_of(self.files.genai_config)
-        if name is None or self.settings.trust_remote_code:
-            return None if name is None else inside(self.files.directory, name, "custom_ops_library")
-        raise ModelError(
-            f"'{self.files.directory / GENAI_CONFIG}' names the library of operators '{name}', native code that would "
-            f"run here: {NOT_TRUSTED}"
-        )
+        return None if name is None else inside(self.files.directory, name, "custom_ops_library")
 
     @property
     def device(self) -> Device:

@@ -146,7 +146,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
             raise ValueError("checksum")
     except OSError as error:
         raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordsError(f"'{path}' is damaged: {type(error).__name__}; {_remedy(path)}") from error
     if version not in (WITHOUT_CHECKSUM, VERSION):
         raise RecordsError(f"'{path}' has version {version!r} of the format; this is version {VERSION}")

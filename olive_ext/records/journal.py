@@ -4,7 +4,8 @@
     <CRC-32 of the rest> {"answers": {"<key of a request>": ...}}
 
 A line counts as a whole or not at all. One that an interruption cut short is removed, one that was damaged is passed
-over; its answers are computed again. Knows no request and no model: keys are digests, answers are JSON.
+over; its answers are computed again. One whose checksum is right and that is none of these was not written here:
+nothing of the file is used then. Knows no request and no model: keys are digests, answers are JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from typing_extensions import Self
 
-from olive_ext.errors import RecordsError, first_line
+from olive_ext.errors import RecordsError, first_line, one_line
 from olive_ext.records.cache_folder import make_own_folder, open_own
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,13 @@ class Journal:
     """The answers in `path`, which belongs to `facts`. One process writes at a time.
 
     Only the places of the answers are held in memory. Where the disk refuses a line, nothing more is written, and the
-    evaluation goes on. Raises `RecordsError` where another process has the file, or it cannot be opened.
+    evaluation goes on. Raises `RecordsError` where another process has the file, it cannot be opened, or is not of
+    this package or of these `facts`.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool = True) -> None:
         self.path = path
+        self._facts = facts_key(facts)
         self.num_written = 0
         self._places: dict[bytes, int] = {}
         self._latest: tuple[int, Mapping[str, Any]] = (-1, {})
@@ -51,7 +54,11 @@ class Journal:
             self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             if not resume:
                 os.truncate(self._file, 0)
-            self._end = self._read()
+            try:
+                self._end = self._read()
+            except RecordsError:
+                self.close()
+                raise
             if not self._end:
                 self._write({"facts": facts})
         except OSError as error:
@@ -63,7 +70,7 @@ class Journal:
         return key in self._places
 
     def __getitem__(self, key: bytes) -> Any:
-        """The answer of a request. Lines are read one at a time: neighbours are asked for together."""
+        """The answer of a request, any JSON. Lines are read one at a time: neighbours are asked for together."""
         place = self._places[key]
         if self._latest[0] != place:
             self._latest = place, self._at(place)["answers"]
@@ -111,10 +118,10 @@ class Journal:
         place, damaged = 0, 0
         with self._reader() as file:
             file.seek(0)
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                content = _content(line)
+                content = self._content(line, f"line {number}")
                 damaged += content is None
                 for key in (content or {}).get("answers", ()):
                     self._places[bytes.fromhex(key)] = place
@@ -135,10 +142,34 @@ class Journal:
     def _at(self, place: int) -> Mapping[str, Any]:
         with self._reader() as file:
             file.seek(place)
-            content = _content(file.readline())
+            content = self._content(file.readline(), f"the line at {place}")
         if content is None:
             raise RecordsError(f"'{self.path}' has changed while it was in use: delete it to compute its answers anew")
         return content
+
+    def _content(self, line: bytes, where: str) -> Mapping[str, Any] | None:
+        """What a line holds; None for one that is not what was written. Raises `RecordsError` for one that is, and that
+        nobody wrote here."""
+        checksum, _, body = line[:-1].partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(body):
+            return None
+        try:
+            content: Any = json.loads(body)
+            match content:
+                case {"facts": dict(facts)} if facts_key(facts) == self._facts:
+                    return {"facts": facts}
+                case {"answers": dict(answers)} if all(map(bytes.fromhex, answers)):
+                    return {"answers": answers}
+        except (ValueError, RecursionError) as error:
+            raise self.foreign(where, one_line(error)) from error
+        raise self.foreign(where, f"facts of other settings, or no answers by digests: {body[:60]!r}")
+
+    def foreign(self, where: str, why: str) -> RecordsError:
+        """The error for content that was not written here."""
+        return RecordsError(
+            f"the journal of answers '{self.path}' is none of this evaluation: {where} holds {why}; give another "
+            "folder, or delete the file to compute its answers anew"
+        )
 
     def _reader(self) -> BufferedReader:
         """The file. By its descriptor: what lies at the path may be another one by now."""
@@ -161,15 +192,6 @@ class Journal:
 
 def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()
-
-
-def _content(line: bytes) -> Mapping[str, Any] | None:
-    """What a line holds; None for one that is not what was written."""
-    checksum, _, body = line[:-1].partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(body):
-        return None
-    content: Mapping[str, Any] = json.loads(body)
-    return content
 
 
 def _locked(path: Path) -> FileLock:

@@ -7,7 +7,7 @@ and `page`. The room knows no model, no statistics and no evaluation framework.
 """
 
 from olive_ext.report.html.render import to_html
-from olive_ext.report.markdown import chain_markdown, markdown_table, to_markdown
+from olive_ext.report.markdown import chain_markdown, literal, markdown_table, to_markdown
 from olive_ext.report.metrics import Metric
 from olive_ext.report.page import model_name
 from olive_ext.report.report import Report, from_json, has_several_filters, to_json
@@ -26,6 +26,7 @@ __all__ = [
     "check_writable",
     "from_json",
     "has_several_filters",
+    "literal",
     "markdown_table",
     "model_name",
     "print_cells",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from olive_ext.errors import printable
 from olive_ext.report import Report, model_name, write
 from olive_ext.run.mlflow_names import KEY, STEP, chunks, metrics_of, params_of, tags_of
 
@@ -67,7 +68,7 @@ class LoggedRun:
             return
         with _warned("the report is not in MLflow"), _defaults():
             mlflow, known = self.mlflow, self.mlflow.get_run(self.run_id).data.params
-            mlflow.set_tags({"mlflow.runName": model_name(report), **tags_of(report)})
+            mlflow.set_tags({"mlflow.runName": printable(model_name(report)), **tags_of(report)})
             new = {name: value for name, value in params_of(report).items() if name not in known}  # they never change
             for params in chunks(new, _MAX_PARAMS):
                 mlflow.log_params(params)
@@ -152,7 +153,7 @@ def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
         begun = mlflow.start_run(run_id=found.info.run_id, nested=is_child)
     else:
         run.step = len(known) if is_child else 0
-        begun = mlflow.start_run(run_name=name, nested=is_child, tags={KEY: digest, STEP: str(run.step)})
+        begun = mlflow.start_run(run_name=printable(name), nested=is_child, tags={KEY: digest, STEP: str(run.step)})
     return str(begun.info.run_id)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from olive_ext.errors import printable
 from olive_ext.report import Report, has_several_filters
 from olive_ext.report.numbers import flat
 from olive_ext.report.verdict import verdict
@@ -31,7 +32,7 @@ def tags_of(report: Report) -> dict[str, str]:
     if report.comparison is not None:
         judged = verdict(report.comparison)
         found |= {"olive_ext.verdict": judged.finding, "olive_ext.verdict_kind": str(judged.kind)}
-    return {name: text[:_MAX_VALUE] for name, text in found.items()}
+    return {name: printable(text)[:_MAX_VALUE] for name, text in found.items()}
 
 
 def metrics_of(report: Report) -> dict[str, float]:
@@ -57,7 +58,7 @@ def params_of(report: Report) -> dict[str, str]:
         "hardware": report.hardware,
     }
     known = {name: values for name, values in facts.items() if values}
-    named = _named(flat(known)).items()
+    named = ((name, printable(text)) for name, text in _named(flat(known)).items())
     return {name: text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…" for name, text in named}
 
 

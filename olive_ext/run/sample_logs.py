@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, one_line
 from olive_ext.report import Report, write_texts
 from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
 
@@ -157,8 +157,8 @@ def _lines(file: Path, config: Mapping[str, Any]) -> list[Sample]:
 def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Sample:
     try:
         return _restored(json.loads(text), config)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"'{file}', line {number}: no sample of lm-eval ({error})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"'{file}', line {number}: no sample of lm-eval ({one_line(error)})") from error
 
 
 def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
 
 import numpy as np
+from pydantic import Field
 
+from olive_ext.config.base import Strict
 from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import (
     FinishReason,
@@ -23,6 +26,7 @@ from olive_ext.engine.requests import (
     source_key,
 )
 from olive_ext.engine.scheduling.chunks import cut
+from olive_ext.errors import RecordsError, one_line
 from olive_ext.records.journal import Journal
 from olive_ext.session.executor import Executor
 from olive_ext.stats.compared_fields import COMPARED
@@ -81,7 +85,9 @@ class _ChunkedRun:
             keys = list(owners)
             own = [requests[found[0][1]] for found in owners.values()]
             for places in cut(own, self._num_slots):
-                missing = [place for place in places if not self._is_asked(keys[place], owners[keys[place]])]
+                missing = [
+                    place for place in places if not self._is_asked(own[place], keys[place], owners[keys[place]])
+                ]
                 if missing:
                     self._chunks[self._num_chunks] = {keys[place]: owners[keys[place]] for place in missing}
                     self._num_chunks += 1
@@ -96,7 +102,7 @@ class _ChunkedRun:
             for take, place in owners:
                 take(place, found[key])
 
-    def _is_asked(self, key: bytes, owners: list[_Owner]) -> bool:
+    def _is_asked(self, request: Request, key: bytes, owners: list[_Owner]) -> bool:
         """Whether the answer is known, or on its way for an earlier call, which was told to give it to `owners`."""
         if self._journal is None:
             return False
@@ -106,8 +112,14 @@ class _ChunkedRun:
         if key not in self._journal:
             self._asked[key] = owners
             return False
+        try:
+            result = read_result(self._journal[key], request)
+        except RecordsError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise self._journal.foreign(f"the answer {key.hex()}", one_line(error)) from error
         for take, place in owners:
-            take(place, read_result(self._journal[key]))
+            take(place, result)
         return True
 
 
@@ -163,18 +175,43 @@ def written(result: Result) -> dict[str, Any]:
     return made
 
 
-def read_result(written: dict[str, Any]) -> Result:
-    """The result that `written` was made from."""
-    notes = written.get("compared")
-    return Result(
-        tuple(written.get("logprobs", ())),
-        tuple(map(bool, written.get("is_greedy", ()))),
-        tuple(written.get("tokens", ())),
-        FinishReason(written.get("finish_reason", FinishReason.SCORED.value)),
-        written.get("stop_id"),
-        None if notes is None else np.frombuffer(base64.b64decode(notes), COMPARED).copy(),
-        hypotheses=tuple(
-            Hypothesis(tuple(one["tokens"]), one["score"], FinishReason(one["finish_reason"]), one["stop_id"])
-            for one in written.get("hypotheses", ())
-        ),
-    )
+_Id = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Ending(Strict):
+    """A generated sequence as it is written."""
+
+    tokens: tuple[_Id, ...] = ()
+    finish_reason: FinishReason = FinishReason.SCORED
+    stop_id: _Id | None = None
+
+
+class _Scored(_Ending):
+    score: float
+
+
+class _Written(_Ending):
+    """A result as it is written."""
+
+    logprobs: tuple[float, ...] = ()
+    is_greedy: tuple[bool, ...] = ()
+    hypotheses: tuple[_Scored, ...] = ()
+    compared: str | None = None
+
+
+def read_result(written: Mapping[str, Any], request: Request) -> Result:
+    """The result of `request` that `written` was made from. Raises `ValueError` where it was made from none of it."""
+    found = _Written.parse(written)
+    notes = None if found.compared is None else np.frombuffer(base64.b64decode(found.compared), COMPARED).copy()
+    made = [found, *found.hypotheses]
+    most = request.generation.max_new_tokens if request.generation is not None else 0
+    lengths = {len(found.logprobs), len(found.is_greedy), len(found.logprobs if notes is None else notes)}
+    if lengths != {request.num_targets} or any(len(one.tokens) > most for one in made):
+        raise ValueError(
+            f"scores of {max(lengths)} targets; the request has {request.num_targets}, and {most} new tokens"
+        )
+    if not all(-math.inf < value <= 1 for value in (*found.logprobs, *(one.score for one in found.hypotheses))):
+        raise ValueError("no log-probabilities: NaN, infinite or above 0")  # but for rounding
+    sequences = (Hypothesis(one.tokens, one.score, one.finish_reason, one.stop_id) for one in found.hypotheses)
+    ending = found.tokens, found.finish_reason, found.stop_id
+    return Result(found.logprobs, found.is_greedy, *ending, notes, hypotheses=tuple(sequences))

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from olive_ext.engine.requests import Beams, FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import Compared
 
+_Value = TypeVar("_Value")
 Text: TypeAlias = str | Sequence[int]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 SourceInput: TypeAlias = str | Sequence[int] | npt.NDArray[Any]
@@ -81,6 +82,7 @@ class GenerationRequest:
         _set(self, "audio", _items("audio", self.audio))
         _set(self, "prompt", _prompt("prompt", self.prompt))
         _set(self, "stop", _stop(self.stop))
+        _whole("chat_template_kwargs", self.chat_template_kwargs)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         _at_least("top_k", self.top_k, 0, " (0 turns it off)")
         _at_least("seed", self.seed, 0)
@@ -232,7 +234,22 @@ def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _text(name: str, value: Any) -> Text:
-    return value if isinstance(value, str) else _ids(name, value)
+    return _whole(name, value) if isinstance(value, str) else _ids(name, value)
+
+
+def _whole(name: str, value: _Value) -> _Value:
+    """`value`, a text or what may hold texts. Raises `ConfigError` for half of a surrogate pair, which has no bytes."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"'{name}' has half of a surrogate pair at character {error.start}") from error
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    )
+    for key, item in items:
+        _whole(f"{name}[{key}]", item)
+    return value
 
 
 def _source(value: Any) -> SourceInput | None:
@@ -249,7 +266,7 @@ def _items(name: str, value: Any) -> tuple[Any, ...]:
 
 def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
     if isinstance(value, str):
-        return value
+        return _whole(name, value)
     if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
         raise ConfigError(f"'{name}' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
     if len(value) == 0 and may_be_empty:
@@ -258,13 +275,12 @@ def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
         raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids")
     if not isinstance(value[0], Mapping):
         return _ids(name, value)
-    for message in value:
+    for place, message in enumerate(value):
+        _whole(f"{name}[{place}]", message)
         if not isinstance(message, Mapping) or "role" not in message:
             raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
         if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
-            raise ConfigError(
-                f"'{name}' holds a message whose 'content' is {_shown(content)}: text, or a list of parts"
-            )
+            raise ConfigError(f"'{name}' has a message whose 'content' is {_shown(content)}: text, or a list of parts")
     return tuple(value)
 
 
@@ -275,6 +291,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character")
+        _whole("stop", stop)
     return stops
 
 

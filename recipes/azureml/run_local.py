@@ -7,6 +7,7 @@ python recipes/azureml/run_local.py JOB_FOLDER --output DIR [--set NAME=VALUE ..
 
 `--output` holds the outputs; a second run with the same one goes on, as a job does whose output has a fixed URI.
 The nodes of a job on several are processes side by side, each with its own mounts and its own copy of the code.
+They have a token of their own in common, as is given when such a job is submitted.
 `--set` gives a value of a sweep's search space, or an input. A sweep runs its trial once, a pipeline each step in turn.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -37,11 +39,12 @@ def run(folder: Path, job: Mapping[str, Any], output: Path, given: Mapping[str, 
         return _pipeline(folder, job, output, given)
     count, port = int((job.get("resources") or {}).get("instance_count", 1)), _free_port()
     with tempfile.TemporaryDirectory(prefix="azureml-") as scratch:
-        nodes = []
+        nodes, token = [], {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if count > 1 else {}
         for rank in range(count):
             place = Path(scratch, str(rank))
             place.mkdir()
-            nodes.append(_node(folder, job, output, given, place, _azure(job, Path(scratch).name, rank, count, port)))
+            azure = {**_azure(job, Path(scratch).name, rank, count, port), **token}
+            nodes.append(_node(folder, job, output, given, place, azure))
         try:
             return _first_failure(nodes)
         finally:

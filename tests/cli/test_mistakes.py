@@ -156,6 +156,22 @@ def edit_tokenizer(place: Place, number: int) -> Place:
     return place
 
 
+def linked_in(place: Place, name: str, target: str) -> Place:
+    (place.model / name).unlink(missing_ok=True)
+    (place.model / name).symlink_to(target)
+    return place
+
+
+def pipe(place: Place, name: str) -> Path:
+    os.mkfifo(place.here / name)
+    return place.here / name
+
+
+def given(place: Place, model: object) -> Place:
+    place.argv[1] = model
+    return place
+
+
 ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -335,6 +351,38 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         "for model.vision.filename, which is not inside of the folder",
     ),
     "file absolute": (lambda p: p.genai(decoder={"filename": "/etc/passwd"}), "not inside of the folder"),
+    "device as a model": (
+        lambda p: given(p, "/dev/null"),
+        "model path '/dev/null' is a device: give a file or a folder",
+    ),
+    "pipe as a model": (lambda p: given(p, pipe(p, "x.onnx")), "x.onnx' is a pipe: give a file or a folder"),
+    "pipe in a model": (
+        lambda p: piped(p, "model/chat_template.jinja"),
+        "chat_template.jinja' is a pipe: a model consists of",
+    ),
+    "pipe as an adapter": (
+        lambda p: p.also("--set", f'engine.adapters=["{pipe(p, "x.onnx_adapter")}"]'),
+        "x.onnx_adapter' in engine.adapters is a pipe",
+    ),
+    "device as a folder for reports": (lambda p: p.also("--output", "/dev/null"), "'/dev/null' is not a folder"),
+    "link in a model": (
+        lambda p: linked_in(p, "chat_template.jinja", "/etc/hostname"),
+        "chat_template.jinja' leads out of the model's folder, to '/etc/hostname'",
+    ),
+    "digits": (lambda p: p.also("--set", "limit=" + "9" * 5000), "'limit' = '999.* ...: give"),
+    "digits of an argument": (lambda p: p.also("--limit", "9" * 5000), "'limit' = '999.* ...: give"),
+    "digits in arguments": (
+        lambda p: p.also("--gen-kwargs", f'{{"max_gen_toks": {"9" * 5000}}}'),
+        "'--gen-kwargs' = .*: not valid JSON .Exceeds the limit",
+    ),
+    "digits in a configuration": (
+        lambda p: p.put("config.json", f'{{"vocab_size": {"9" * 5000}}}'),
+        "config.json' is not readable JSON: Exceeds the limit",
+    ),
+    "option of a provider": (
+        lambda p: p.genai(decoder={"session_options": {"provider_options": [{"qnn": {"backend_path": "evil.so"}}]}}),
+        "session_options.provider_options.qnn.backend_path' = 'evil.so', .* unless 'trust_remote_code' = true",
+    ),
     "tokenizer outside": (lambda p: p.genai(tokenizer_dir="../.."), "model.tokenizer_dir, which is not inside"),
     "native code": (
         lambda p: p.genai(decoder={"session_options": {"custom_ops_library": "evil.so"}}),

@@ -1,5 +1,5 @@
-"""Random damage to task files, journals and records of a reference: the command ends as `tests.fuzz` asks of it, which
-also damages settings, packages and graphs, in processes of their own."""
+"""Random damage to task files, journals and records of a reference, forged journals and reports, poisoned folders: the
+command ends as `tests.fuzz` asks of it, which also damages settings, packages and graphs, in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from olive_ext.cli import main
-from tests.fuzz import Damage, Root, caches, judged, numbers, tasks
+from tests.fuzz import Damage, Root, caches, folders, journals, judged, numbers, reports, tasks
 
 few = settings(
     max_examples=settings().max_examples // 20,
@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return root
 
 
-@pytest.mark.parametrize("damage", [tasks, caches])
+@pytest.mark.parametrize("damage", [tasks, caches, journals, reports, folders])
 @few
 @given(seed=st.integers(0, 2**32))
 def test_damage_ends_in_a_line_or_changes_nothing(

@@ -12,7 +12,8 @@ import yaml
 
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.cli import main
-from olive_ext.jobs import faults
+from olive_ext.jobs import faults, make_azureml_job
+from olive_ext.jobs.azureml_node import run_node
 from olive_ext.jobs.portable_recipe import portable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +88,31 @@ def test_files_that_name_neighbours_come_with_their_folder(tmp_path: Path) -> No
     }
 
 
+def test_scripts_of_one_name_in_two_folders_both_come_along(tmp_path: Path) -> None:
+    scripts = [tmp_path / name / "plug.py" for name in ("a", "b", "c")]
+    for script in scripts:
+        script.parent.mkdir()
+        script.write_text(f"# {script.parent.name}", encoding="utf-8")
+    evaluators = {
+        str(number): {"type": "OrtLMEvaluator", "tasks": ["a"], "user_script": str(script)}
+        for number, script in enumerate([*scripts, scripts[1]])
+    }
+    recipe = tmp_path / "recipe.json"
+    model = {"type": "HfModel", "model_path": str(tmp_path / "a")}
+    recipe.write_text(json.dumps({"input_model": model, "evaluators": evaluators}), encoding="utf-8")
+    make_azureml_job(recipe, "c", tmp_path / "job")
+    code = tmp_path / "job" / "code"
+    written = json.loads((code / "recipe.json").read_text(encoding="utf-8"))["evaluators"]
+    names = [keys["user_script"] for keys in written.values()]
+    assert names == ["plug.py", "plug_2.py", "plug_3.py", "plug_2.py"]
+    assert [(code / name).read_text(encoding="utf-8") for name in names] == ["# a", "# b", "# c", "# b"]
+
+
+def test_a_node_without_a_token_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_node(["true"], {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "0"}) == 1
+    assert capsys.readouterr().err == "olive-ext: 'RAY_AUTH_TOKEN' is not set: submit the job as its README.md says\n"
+
+
 def test_wrong_recipe_and_taken_folder_are_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,8 +168,10 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     assert distributed["resources"] == {"instance_count": 2}
     assert distributed["command"].endswith("python -m olive_ext.jobs.azureml_node olive-ext run --config recipe.json")
     assert distributed["environment_variables"]["RAY_AUTH_MODE"] == "token"
-    assert len(distributed["environment_variables"]["RAY_AUTH_TOKEN"]) == 64
-    assert "RAY_AUTH_TOKEN" not in (tmp_path / "command" / "job.yml").read_text(encoding="utf-8")
+    assert "RAY_AUTH_TOKEN" not in distributed["environment_variables"]
+    readme = (tmp_path / "distributed" / "README.md").read_text(encoding="utf-8")
+    assert "job.yml --set environment_variables.RAY_AUTH_TOKEN=$(openssl rand -hex 32) --workspace-name" in readme
+    assert "RAY_AUTH_TOKEN" not in (tmp_path / "command" / "README.md").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
     wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,28 @@ def test_a_link_and_a_folder_in_the_way_are_refused_by_name(tmp_path: Path) -> N
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl")
     assert (tmp_path / "a.jsonl").stat().st_mode & 0o077 == 0
+
+
+def forged(body: str) -> bytes:
+    raw = body.encode()
+    return b"%08x %s\n" % (zlib.crc32(raw), raw)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("[]", "5", "null", "{}", "not JSON", "[" * 100_000, "9" * 5000, '{"answers": []}', '{"answers": null}'),
+        *('{"answers": {"xyz": {}}}', '{"answers": {"5": {}}}', '{"facts": [1]}', '{"facts": {"model": "other"}}'),
+    ],
+    ids=lambda body: body[:20],
+)
+def test_a_line_that_was_not_written_here_is_refused_by_its_number(tmp_path: Path, body: str) -> None:
+    path = tmp_path / "a.jsonl"
+    whole = write(path)
+    path.write_bytes(whole + forged(body))
+    for _ in range(2):  # the first leaves nothing locked
+        with pytest.raises(RecordsError, match=r"a\.jsonl' is none of this evaluation: line 8 holds .*; give another"):
+            Journal(path, FACTS)
+    assert path.read_bytes() == whole + forged(body)
+    path.write_bytes(whole)
+    assert len(found(path)) == 30

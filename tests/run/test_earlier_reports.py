@@ -296,3 +296,32 @@ def test_command_refuses_one_report_and_missing_ones(tmp_path: Path, capsys: pyt
     assert "holds one report: give two or more" in capsys.readouterr().err
     assert main(["compare", path, str(tmp_path / "none")]) == 2
     assert "none': give a folder with report.json, or the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('"created": "', '"created": 5, "x": "', "is no report of olive-ext: "),
+        ('"n": 2', '"n": ' + "9" * 5000, "is no report of olive-ext: Exceeds the limit"),
+        ('"n": 2', '"n": ' + "[" * 100_000, "is no report of olive-ext: it is nested too deeply"),
+        ('"acc": true', '"acc": [' * 3 + "]" * 3, "is no report of olive-ext: Expecting"),
+        (
+            '"colours": {"acc": true}',
+            '"colours": "x"',
+            "is a broken report, or one that is not understood: AttributeError",
+        ),
+        ('"configs": {', '"configs": 5, "x": {', "is a broken report, or one that is not understood: "),
+    ],
+)
+def test_forged_report_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, error: str
+) -> None:
+    lines = [line(0, is_right=True), line(1, is_right=False)]
+    one, two = (place(tmp_path, name, lines) for name in ("one", "two"))
+    text = json.dumps(json.loads((two / "report.json").read_text(encoding="utf-8")))
+    assert old in text
+    (two / "report.json").write_text(text.replace(old, new), encoding="utf-8")
+    assert main(["compare", str(one), str(two)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert error in said
+    assert "two" in said

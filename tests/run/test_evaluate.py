@@ -164,7 +164,9 @@ def test_a_second_run_on_a_journal_in_use_is_refused_in_one_line(folder: Path, t
     given = config(folder, ["tiny_choice"], output_dir=str(tmp_path))
     expected = evaluate(given, lm=ort_lm())
     message = r"another run is writing the answers in '.*\.jsonl': wait"
-    with Journal(Path(expected.model["journal"]["file"]), {}), pytest.raises(RecordsError, match=message):
+    file = Path(expected.model["journal"]["file"])
+    facts = json.loads(file.read_text(encoding="utf-8").splitlines()[0][9:])["facts"]
+    with Journal(file, facts), pytest.raises(RecordsError, match=message):
         evaluate(given, lm=ort_lm())
     assert numbers(evaluate(given, lm=ort_lm())) == numbers(expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -25,6 +26,7 @@ from olive_ext.engine.requests import (
     Source,
     Suppressed,
 )
+from olive_ext.errors import RecordsError
 from olive_ext.session.answer_journal import answer_key, read_result, written
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
@@ -33,7 +35,7 @@ from tests.exports import genai_export
 from tests.session.fake_engine import FakeEngine
 from tests.text.tiny import byte_level
 
-numbers = st.floats(allow_nan=False, width=32)
+numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0, width=32)
 
 
 @given(logprobs=st.lists(numbers, min_size=1), tokens=st.lists(st.integers(0, 9)), is_compared=st.booleans())
@@ -47,11 +49,61 @@ def test_results_are_read_as_they_were_written(logprobs: list[float], tokens: li
         Result(tuple(logprobs), (True,) * len(logprobs), tuple(tokens), FinishReason.LENGTH),
         Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=3, hypotheses=_hypotheses(tokens)),
     ):
-        again = read_result(written(result))
+        made = Generation(max(1, len(tokens) + 1)) if result.finish_reason is not FinishReason.SCORED else None
+        again = read_result(written(result), Request((1,) * (len(result.logprobs) + 1), len(result.logprobs), made))
         assert again == result
         assert (again.notes is None) == (result.notes is None)
         if again.notes is not None:
             assert again.notes.tobytes() == result.notes.tobytes()  # type: ignore[union-attr]
+
+
+SCORED = Request((1, 2, 3), 2)
+GENERATED = Request((1, 2), 0, Generation(2))
+
+
+@pytest.mark.parametrize(
+    ("request_", "written_"),
+    [
+        (SCORED, None),
+        (SCORED, []),
+        (SCORED, {}),
+        (SCORED, {"logprobs": [-1.0], "is_greedy": [1]}),
+        (SCORED, {"logprobs": [-1.0, float("nan")], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, float("-inf")], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, 2.0], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, 10**400], "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": {"a": 1}, "is_greedy": [1, 0]}),
+        (SCORED, {"logprobs": [-1.0, -1.0], "is_greedy": [1, 0], "compared": "AAAA"}),
+        (SCORED, {"logprobs": [-1.0, -1.0], "is_greedy": [1, 0], "compared": "\u00e9"}),
+        (SCORED, {"logprobs": [-1.0, -1.0], "is_greedy": [1, 0], "more": 1}),
+        (GENERATED, {"tokens": [1, 2, 3], "finish_reason": "length"}),
+        (GENERATED, {"tokens": [-1], "finish_reason": "length"}),
+        (GENERATED, {"tokens": [2**31], "finish_reason": "length"}),
+        (GENERATED, {"tokens": [1], "finish_reason": "no"}),
+        (GENERATED, {"tokens": [1], "finish_reason": "length", "hypotheses": [{"tokens": [1]}]}),
+        (GENERATED, {"tokens": [1], "finish_reason": "length", "hypotheses": [{"score": float("nan")}]}),
+    ],
+)
+def test_what_is_no_answer_to_the_request_is_not_read(request_: Request, written_: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        read_result(written_, request_)
+
+
+def test_a_forged_answer_ends_in_an_error_that_names_the_journal(tmp_path: Path) -> None:
+    session = Session(FakeEngine(), byte_level())
+    session.keep_answers(tmp_path / "answers")
+    session.loglikelihood([([5, 6], [7])])
+    assert session.journal is not None
+    path = session.journal.path
+    session.keep_answers(None)
+    facts, line = path.read_bytes().splitlines(keepends=True)
+    body = line[9:-1].replace(b'"logprobs":[', b'"logprobs":["x",')
+    path.write_bytes(facts + b"%08x %s\n" % (zlib.crc32(body), body))
+    session.keep_answers(tmp_path / "answers")
+    with pytest.raises(
+        RecordsError, match=r"is none of this evaluation: the answer [0-9a-f]{32} holds .*'logprobs' = "
+    ):
+        session.loglikelihood([([5, 6], [7])])
 
 
 def _hypotheses(tokens: list[int]) -> tuple[Hypothesis, ...]:

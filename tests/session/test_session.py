@@ -137,6 +137,13 @@ def test_a_wrong_request_is_named_and_nothing_runs() -> None:
         session.generate([GenerationRequest("a", max_new_tokens=1), GenerationRequest("a", max_new_tokens=10)])
     with pytest.raises(ConfigError, match=r"request 0: 'target' is empty"):
         session.loglikelihood([("a", "")])
+    with pytest.raises(ConfigError, match=r"request 1: 'text' has half of a surrogate pair at character 2"):
+        session.loglikelihood_rolling(["a", "ab\ud800"])
+    with pytest.raises(ConfigError, match=r"request 0: 'prompt' has half of a surrogate pair at character 2"):
+        session.generate(["ab\ud800"])
+    chat = [{"role": "user", "content": "ab\ud800"}]
+    with pytest.raises(ConfigError, match=r"request 0: 'context\[0\]\[content\]' has .* at character 2"):
+        session.loglikelihood([(chat, "a")])
     with pytest.raises(ConfigError, match=r"request 0: str: a \(context, target\) pair"):
         session.loglikelihood(["ab"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):

@@ -19,6 +19,12 @@ from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRe
         ({"prompt": [{"role": "user", "content": "x"}, "y"]}, r"'prompt' holds 'y'"),
         ({"prompt": ["a", "b"]}, r"'prompt': text or a list of token ids"),
         ({"prompt": [1, -2]}, r"'prompt' holds -2"),
+        ({"prompt": "ab\ud800"}, r"'prompt' has half of a surrogate pair at character 2"),
+        ({"prompt": [{"role": "a", "content": "é\udfff"}]}, r"'prompt\[0\]\[content\]' has .* at character 1"),
+        ({"prompt": [{"role": "a", "content": [{"text": "\ud800"}]}]}, r"'prompt\[0\]\[content\]\[0\]\[text\]' has"),
+        ({"source": "\ud800"}, r"'source' has .* at character 0"),
+        ({"stop": ["a", "\ud800"]}, r"'stop' has .* at character 0"),
+        ({"chat_template_kwargs": {"x": ["\ud800"]}}, r"'chat_template_kwargs\[x\]\[0\]' has"),
         ({"max_new_tokens": 0}, r"'max_new_tokens' = 0: a whole number of at least 1"),
         ({"max_new_tokens": True}, r"'max_new_tokens' = True"),
         ({"max_new_tokens": 2.5}, r"'max_new_tokens' = 2.5"),
@@ -60,3 +66,8 @@ def test_scoring_and_rolling_requests_refuse_a_wrong_value_by_name() -> None:
         ScoringRequest("x", ["a"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="'prefix' = -1"):
         RollingRequest("x", prefix=-1)
+    for wrong in (lambda: ScoringRequest("x", "a\ud800"), lambda: ScoringRequest("a\ud800", "x")):
+        with pytest.raises(ConfigError, match="half of a surrogate pair at character 1"):
+            wrong()
+    with pytest.raises(ConfigError, match=r"'text' has .* at character 0"):
+        RollingRequest("\ud800")

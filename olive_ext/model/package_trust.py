@@ -1,0 +1,97 @@
+"""What a package's genai_config.json sets for ONNX Runtime that may run code or touch files: libraries, addresses in
+memory, places to read from and to write to. Known as harmless are options and entries that are listed; all others are
+refused unless the package is trusted. Knows no session.
+
+onnxruntime-genai reads more sections than this package, so that all are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import NOT_TRUSTED, ModelError
+from olive_ext.model.provider_table import CPU, ROWS
+
+_VALUES = {
+    "backend_path": re.compile(r"(lib)?Qnn(Cpu|Gpu|Htp)(\.so|\.dll)?"),
+    "backend_type": re.compile(r"cpu|gpu|htp"),
+}
+"""Options that are plain with these values alone: QNN's own libraries by bare names, which Olive's packages have."""
+
+_FIELDS = re.compile(
+    r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
+    r"|graph_optimization_level"
+)
+"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's; all others become entries."""
+
+_ENTRIES = re.compile(
+    r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"
+    r"|session\.(disable|enable)_(?!\w*(profiling|statistics))\w+"
+    r"|session\.(set_denormal_as_zero|use_env_allocators|use_device_allocator_for_initializers|dynamic_block_base"
+    r"|use_deterministic_compute|graph_optimizations_loop_level|strict_shape_type_inference|force_spinning_stop"
+    r"|gqa_value_layout)"
+    r"|(optimization|memory|mlas)\.[\w.]+|ep\.share_ep_contexts)"
+)
+"""Session configuration entries without a file, an address or a provider's option in them."""
+
+_RUN_ENTRIES = re.compile(
+    r"memory\.enable_memory_arena_shrinkage|disable_synchronize_execution_providers|gpu_graph_id|nv_profile_index"
+    r"|qnn\.(htp_perf_mode(_post_run)?|rpc_control_latency)"
+)
+
+
+def refuse_untrusted(genai_config: Mapping[str, Any], file: Path) -> None:
+    """Raises `ModelError` that names the first setting of genai_config.json, read from `file`, that needs trust."""
+    for place, value, what in _untrusted(genai_config, ""):
+        shown = str(value) if len(str(value)) <= 80 else f"{str(value)[:77]}..."
+        raise ModelError(f"'{file}' sets '{place}' = '{shown}', {what}: {NOT_TRUSTED}")
+
+
+def custom_operators_of(genai_config: Any) -> str | None:
+    """The library of operators that any section of genai_config.json names; None where there is none."""
+    if isinstance(genai_config, list):
+        return next(filter(None, map(custom_operators_of, genai_config)), None)
+    if not isinstance(genai_config, Mapping):
+        return None
+    own = genai_config.get("custom_ops_library")
+    return str(own) if own else custom_operators_of(list(genai_config.values()))
+
+
+def _untrusted(value: Any, where: str) -> Iterator[tuple[str, Any, str]]:
+    """Place, value and kind of every such setting in a part of the file."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _untrusted(item, where)
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        place = f"{where}.{key}" if where else str(key)
+        if key == "custom_ops_library" and item:
+            yield place, item, "a library of operators, native code that would run here"
+        elif key == "provider_options":
+            yield from _options(item, place)
+        else:
+            if key in ("session_options", "run_options"):
+                yield from _entries(item, place, is_run=key == "run_options")
+            yield from _untrusted(item, place)
+
+
+def _entries(given: Any, where: str, *, is_run: bool) -> Iterator[tuple[str, Any, str]]:
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        is_section = isinstance(value, (Mapping, list)) or key == "custom_ops_library"  # looked at for themselves
+        is_plain = _RUN_ENTRIES.fullmatch(key) if is_run else _FIELDS.fullmatch(key) or _ENTRIES.fullmatch(key)
+        if not is_section and not is_plain:
+            yield f"{where}.{key}", value, "an entry of ONNX Runtime that is not known as harmless"
+
+
+def _options(given: Any, where: str) -> Iterator[tuple[str, Any, str]]:
+    entries = given if isinstance(given, list) else [given]
+    named = [pair for entry in entries if isinstance(entry, Mapping) for pair in entry.items()]
+    for name, options in named:
+        row = ROWS.get(name.lower()) or ROWS.get(f"{name.lower()}executionprovider")
+        plain = row.plain if row is not None else frozenset()
+        for key, value in options.items() if isinstance(options, Mapping) and (row is None or row.name != CPU) else ():
+            is_value = key not in _VALUES or _VALUES[key].fullmatch(str(value))
+            if key != "device_filtering_options" and not (key in plain and is_value):
+                yield f"{where}.{name}.{key}", value, f"an option of {name} that is not known as harmless"
