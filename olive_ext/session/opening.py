@@ -82,6 +82,7 @@ def open(
     speech_task: str | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
     isolation: str = "none",
+    step_timeout: int | str = "auto",
     workers: int | Mapping[str, Any] | None = None,
     reference: str | Path | Mapping[str, Any] | Records | None = None,
     record_to: str | Path | Mapping[str, Any] | None = None,

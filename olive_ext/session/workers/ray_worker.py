@@ -15,13 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 from olive_ext.config.workers import WorkerSettings
-from olive_ext.engine.requests import Request
+from olive_ext.engine.requests import Pulse, Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, Worker, WorkerLostError
-
-HANG_S = 120.0
-"""Least seconds without a step after which a worker is taken to hang."""
 
 _BEAT_S = 1.0
 _STORE_BYTES = 128 << 20
@@ -36,14 +33,15 @@ refuses. After 60 s Ray ends the whole process, without a word."""
 _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
 
-def ray_workers(job: Job, wanted: WorkerSettings, count: int) -> list[Worker]:
-    """`count` workers that open `job`. Raises `ConfigError` where Ray is not installed, or not at the address."""
+def ray_workers(job: Job, wanted: WorkerSettings, watchdogs: Sequence[Watchdog]) -> list[Worker]:
+    """A worker that opens `job` for each of `watchdogs`. Raises `ConfigError` where Ray is not installed, or not at the
+    address."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise ConfigError(f"'workers' needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}") from error
-    cluster = _Cluster(ray, wanted, count)
-    return [RayWorker(job, cluster, f"worker {number}") for number in range(count)]
+    cluster = _Cluster(ray, wanted, len(watchdogs))
+    return [RayWorker(job, cluster, f"worker {number}", watchdog) for number, watchdog in enumerate(watchdogs)]
 
 
 class _Cluster:
@@ -140,11 +138,11 @@ class _Cluster:
 class RayWorker:
     """An actor with the model of `job`."""
 
-    def __init__(self, job: Job, cluster: _Cluster, name: str, hang_s: float = HANG_S) -> None:
+    def __init__(self, job: Job, cluster: _Cluster, name: str, watchdog: Watchdog) -> None:
         self.name = name
         self._job = job
         self._cluster = cluster
-        self._watchdog = Watchdog(hang_s)
+        self._watchdog = watchdog
         self._actor: Any = None
 
     def open(self) -> Served:
@@ -166,7 +164,7 @@ class RayWorker:
         reference = self._remote("run", which, list(requests))
         while not self._cluster.ray.wait([reference], timeout=_BEAT_S)[0]:
             self._cluster.check()
-            if self._watchdog.is_hung(time.monotonic(), self._num_steps()):
+            if self._watchdog.is_hung(time.monotonic(), self._pulse()):
                 self.stop()
                 raise WorkerLostError("ended because it hung")
         reply: Reply = self._answer(reference)
@@ -186,9 +184,9 @@ class RayWorker:
             raise WorkerLostError("not running")
         return getattr(actor, name).remote(*arguments)
 
-    def _num_steps(self) -> int | None:
+    def _pulse(self) -> Pulse | None:
         with suppress(TimeoutError):
-            found: int = self._answer(self._remote("num_steps"), _BEAT_S)
+            found: Pulse = self._answer(self._remote("pulse"), _BEAT_S)
             return found
         return None
 
@@ -224,8 +222,8 @@ class _Actor:
     def facts(self) -> Any:
         return (self._error, None) if self._served is None else (None, self._served.facts)
 
-    def num_steps(self) -> Any:
-        return None, 0 if self._served is None else self._served.num_steps
+    def pulse(self) -> Any:
+        return None, None if self._served is None else self._served.pulse
 
     def run(self, *arguments: Any) -> Any:
         return self._answer("run", *arguments)
