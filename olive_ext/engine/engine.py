@@ -183,8 +183,9 @@ class Engine:
         waiting = dict(items)
         while waiting:
             self._enter(loop)
-            loop.admit(list(waiting.items()))
+            begun, num_before = len(waiting), self.counters.requests
             try:
+                loop.admit(list(waiting.items()))
                 while loop.has_work:
                     for answer in loop.advance():
                         assert isinstance(answer.key, int)
@@ -198,7 +199,7 @@ class Engine:
                 for key in lost:
                     del waiting[key]
                     put(key, Lost(str(error)))
-                self.counters.requests -= len(waiting)  # which are admitted once more
+                self.counters.requests = num_before + begun - len(waiting)  # the rest is admitted once more
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""

@@ -22,6 +22,7 @@ from olive_ext.engine.media import ItemLimit, MediaItem, token_bucket, token_buc
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
+from olive_ext.media.sound import refuse_non_finite
 from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
 from olive_ext.model.media_types import WORDS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
@@ -185,7 +186,9 @@ class MediaProcessor:
         return f"{len(content) / int(self._sounds.extractor.sampling_rate):.1f} s"
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
-        return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
+        arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
+        refuse_non_finite(arrays, WORDS[modality].kind)
+        return arrays
 
     def _pixels(self, picture: Any) -> Arrays:
         processor, _ = self._loaded
