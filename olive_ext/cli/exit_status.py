@@ -1,7 +1,9 @@
-"""The entry point: runs a command and turns its end into an exit status and at most one line on stderr."""
+"""Runs a command and turns its end into an exit status and at most one line on stderr. What takes long to import is
+imported while interruptions are waited for."""
 
 from __future__ import annotations
 
+import _thread
 import errno
 import logging
 import os
@@ -10,57 +12,129 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from olive_ext.cli.commands import COMMAND_FUNCTIONS, Command, UsageError, parse
-from olive_ext.errors import IncompleteError, OliveExtError, printable
+from olive_ext.errors import IncompleteError, OliveExtError, WorkerError, printable
+
+if TYPE_CHECKING:
+    from olive_ext.cli.commands import Command
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
+_AGAIN_S = 0.5
+"""After which an interruption that does not end the command is raised once more."""
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command by the same road as Ctrl-C: what is open is closed, workers are ended."""
 
+def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> int:
+    """See `olive_ext.cli.main`. Without `argv` this process is the command and nothing else."""
+    if argv is None:
+        from olive_ext.cli.streams import open_streams
 
-def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
-    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for requests without
-    an answer and any other failure.
-
-    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
-    """
-    if argv is None and not _is_debug():
-        _quiet_libraries()
+        open_streams()
+        if not _is_debug():
+            _quiet_libraries()
+    interruptions = _Interruptions()
     try:
-        with _warnings_on_stderr(), _sigterm_raises():
-            return _command(list(sys.argv[1:] if argv is None else argv), commands)
-    except IncompleteError as error:
-        return _end(f"error: {error}", FAILED)
-    except (UsageError, OliveExtError) as error:
-        return _end(f"error: {error}", USER_ERROR)
-    except _Terminated:
-        return _end("terminated", TERMINATED)
-    except KeyboardInterrupt:
-        return _end("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of stdout has gone, as in `olive-ext schema | head`: keep Python from failing again as it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except Exception as error:  # noqa: BLE001 - the last place that can make one line of it
-        return _failed(error)
+        with _warnings_on_stderr(), interruptions.raised():
+            status = _command(list(sys.argv[1:] if argv is None else argv), commands)
+            sys.stdout.flush()
+            return status
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last place that can make one line of it
+        return _ended(error, interruptions.signal)
+    finally:
+        if argv is None:
+            _give_up_streams()
 
 
 def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
+    from olive_ext.cli.commands import COMMAND_FUNCTIONS, parse
+
     try:
         arguments = parse(argv)
     except SystemExit as end:  # --help and --version
         return int(end.code or OK)
-    status = (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
-    sys.stdout.flush()
-    return status
+    return (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
 
 
-def _failed(error: Exception) -> int:
+class _Interruptions:
+    """SIGINT and SIGTERM end a command by one road: what is open is closed, workers are ended. Each raises
+    KeyboardInterrupt, until that ends the command: libraries pass over it (`except:`), and Python does where nothing
+    can be raised, as in callbacks of imports. A second SIGTERM ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        """The latest one, whatever other libraries make of the exception: an import that fails, for instance."""
+
+        self._insists = self._is_over = False
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Only the main thread may set this."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        watched = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._interrupt) for number in watched}
+        unraisable, sys.unraisablehook = sys.unraisablehook, _show_others
+        try:
+            yield
+        finally:
+            self._is_over = True
+            sys.unraisablehook = unraisable
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, _: object) -> None:
+        if number == signal.SIGTERM == self.signal and not self._insists:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal, self._insists = number, False
+        self._look_later()
+        raise KeyboardInterrupt
+
+    def _look_later(self) -> None:
+        with suppress(RuntimeError):  # no more threads
+            timer = threading.Timer(_AGAIN_S, self._look)
+            timer.daemon = True
+            timer.start()
+
+    def _look(self) -> None:
+        """Interrupts again, unless the command is ending."""
+        if self._is_over:
+            return
+        if _is_interrupted(threading.main_thread().ident):
+            self._look_later()
+        else:
+            self._insists = True
+            _thread.interrupt_main(signal.Signals(self.signal))
+
+
+def _is_interrupted(thread: int | None) -> bool:
+    """Whether the exception that the thread has in hand comes of an interruption."""
+    held = sys._current_exceptions().get(thread or 0)
+    error = held[1] if isinstance(held, tuple) else held  # as Python has it before 3.12
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _show_others(found: sys.UnraisableHookArgs) -> None:
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(found)
+
+
+def _ended(error: BaseException, interruption: int) -> int:
+    if interruption == signal.SIGTERM:
+        return _end("terminated", TERMINATED)
+    if interruption or isinstance(error, KeyboardInterrupt):
+        return _end("interrupted", INTERRUPTED)
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as in `olive-ext schema | head`
+        return FAILED
+    if isinstance(error, OliveExtError):
+        is_failure = isinstance(error, (IncompleteError, WorkerError))
+        return _end(f"error: {error}", FAILED if is_failure else USER_ERROR)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
         name = str(error.filename)
         return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
@@ -92,28 +166,22 @@ def _warnings_on_stderr() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Makes SIGTERM raise `_Terminated`, a second one end the process at once. Only the main thread may set this."""
-
-    def terminate(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise _Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
+def _give_up_streams() -> None:
+    """Keeps Python from failing, with a status of its own, as it flushes what could not be written. Ctrl-C ends the
+    process from here on without a word."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(message: str, status: int) -> int:
     if _is_debug():
         traceback.print_exc()
-    sys.stderr.write(f"olive-ext: {printable(' '.join(message.split()))}\n")
+    with suppress(OSError):
+        sys.stderr.write(f"olive-ext: {printable(' '.join(message.split()))}\n")
     return status
 
 

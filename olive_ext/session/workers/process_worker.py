@@ -56,7 +56,9 @@ class ProcessWorker:
         self._replies = queue.SimpleQueue()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", self._child]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # A session of its own: Ctrl-C reaches all processes of the terminal's, and is the parent's to handle.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self._process = process  # another thread may stop it from here on
         assert process.stdout is not None
         arguments = process.stdout, self._replies
@@ -140,9 +142,8 @@ class ProcessWorker:
 
 
 def serve(open_served: Callable[[Job], Any] = ServedModel) -> None:
-    """The child: opens what the first message names, then answers one message after the other until there are no more.
-    An interruption from the terminal is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child: opens what the first message names, then answers one message after the other until there are no
+    more."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     lock = threading.Lock()

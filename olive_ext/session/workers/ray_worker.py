@@ -7,11 +7,12 @@ know no chunks.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from olive_ext.config.workers import WorkerSettings
@@ -122,7 +123,8 @@ class _Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             _connect(address)
-            self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
+            with _own_sigterm():
+                self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
             raise ConfigError(f"{where}: {first_line(error)}") from error
@@ -236,6 +238,19 @@ class _Actor:
             return None, getattr(self._served, name)(*arguments)
         except Exception as error:  # noqa: BLE001 - raised in the driver, whatever it is
             return told_error(error), None
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps what the program does at SIGTERM: Ray has it exit with a status of its own, and without a word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _connect(address: str | None) -> None:
