@@ -242,13 +242,19 @@ class _Actor:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps what the program does at SIGTERM: Ray has it exit with a status of its own, and without a word."""
+    """Keeps what the program does at SIGTERM: from its first line on Ray has it exit with a status of its own, and
+    without a word."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as end:
+        signal.signal(signal.SIGTERM, before)
+        if end.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
