@@ -41,14 +41,14 @@ def media_of_shots() -> Iterator[None]:
     in the order of the prompt."""
     task: Any = ConfigurableTask
     own = task.fewshot_context, task.construct_requests
-    task.fewshot_context, task.construct_requests = _remembering(own[0]), _adding(own[1])
+    task.fewshot_context, task.construct_requests = noting_shots(own[0]), _adding(own[1])
     try:
         yield
     finally:
         task.fewshot_context, task.construct_requests = own
 
 
-def _remembering(make_context: Any) -> Any:
+def noting_shots(make_context: Any) -> Any:
     """`ConfigurableTask.fewshot_context` that notes which examples the task's sampler has drawn."""
 
     def noted(task: Any, *args: Any, **options: Any) -> Any:
