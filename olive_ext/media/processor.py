@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
@@ -60,7 +61,10 @@ class ItemArrays:
         return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemArrays, (None, self.modality, self.key, sendable(self.given, WORDS[self.modality].kind))
+        given = self.given
+        with suppress(MediaError):  # of a file that is gone: told there, where it costs its own requests alone
+            given = sendable(given, WORDS[self.modality].kind)
+        return ItemArrays, (None, self.modality, self.key, given)
 
 
 class MediaProcessor:
