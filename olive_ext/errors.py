@@ -49,6 +49,10 @@ class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
 
 
+class WorkerError(RunError):
+    """A worker cannot be started on this machine or cluster, or was lost before it had opened the model."""
+
+
 class UnwrittenError(RunError):
     """An evaluation is done, and its `report` cannot be written."""
 

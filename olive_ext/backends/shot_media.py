@@ -10,11 +10,29 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
+from olive_ext.media.pictures import media_digest
+
 _SHOTS = "_olive_ext_shots"
 """The attribute of a task that holds the examples of the prompt that it made last."""
 
 _FIELDS = {"visual": "doc_to_image", "audio": "doc_to_audio"}
 """What a request gives besides texts, and the task's function for it."""
+
+
+class _Document(dict[str, Any]):
+    """A document that is compared by what its pictures and sounds hold: arrays have no `==`, and that of a picture that
+    cannot be read raises."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return dict.__eq__(self, other)
+        except Exception:  # noqa: BLE001 - of whatever a data set holds
+            return media_digest([dict(self)]) == media_digest([other])
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 @contextmanager
@@ -23,14 +41,14 @@ def media_of_shots() -> Iterator[None]:
     in the order of the prompt."""
     task: Any = ConfigurableTask
     own = task.fewshot_context, task.construct_requests
-    task.fewshot_context, task.construct_requests = _remembering(own[0]), _adding(own[1])
+    task.fewshot_context, task.construct_requests = noting_shots(own[0]), _adding(own[1])
     try:
         yield
     finally:
         task.fewshot_context, task.construct_requests = own
 
 
-def _remembering(make_context: Any) -> Any:
+def noting_shots(make_context: Any) -> Any:
     """`ConfigurableTask.fewshot_context` that notes which examples the task's sampler has drawn."""
 
     def noted(task: Any, *args: Any, **options: Any) -> Any:
@@ -40,6 +58,8 @@ def _remembering(make_context: Any) -> Any:
             return make_context(task, *args, **options)
 
         def sample(*given: Any, **more: Any) -> Any:
+            if isinstance(document := more.get("eval_doc"), dict):
+                more["eval_doc"] = _Document(document)
             vars(task)[_SHOTS] = list(type(sampler).sample(sampler, *given, **more))
             return vars(task)[_SHOTS]
 

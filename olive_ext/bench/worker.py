@@ -212,8 +212,10 @@ def _size(job: Job) -> int:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
+    try:
+        sys.stdin.buffer.read()
+    finally:
+        os._exit(1)
 
 
 def main(result: Path) -> int:

@@ -3,6 +3,28 @@
 Knows configurations and where each command's work is done; knows no model and no framework.
 """
 
-from olive_ext.cli.main import main
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from olive_ext.cli.commands import Command
 
 __all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
+    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for requests without
+    an answer, a worker that cannot be started, and any other failure.
+
+    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
+    """
+    try:
+        from olive_ext.cli.exit_status import run
+    except KeyboardInterrupt:  # all that takes longer to import is imported behind `run`
+        import sys
+
+        sys.stderr.write("olive-ext: interrupted\n")
+        return 130
+    return run(argv, commands)

@@ -68,10 +68,6 @@ FOLDER_HELP = "A folder that is new or empty."
 COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
 
 
-class UsageError(Exception):
-    """The command line itself is wrong."""
-
-
 class _Parser(ArgumentParser):
     """Raises instead of printing the usage and exiting: the caller prints one line."""
 
@@ -79,7 +75,7 @@ class _Parser(ArgumentParser):
     """Whether another program reads the arguments that this one does not know."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see '{self.prog} --help')")
+        raise ConfigError(f"{message} (see '{self.prog} --help')")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
@@ -136,7 +132,7 @@ def _count(text: str) -> int:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """The arguments; raises `UsageError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
+    """The arguments; raises `ConfigError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
     parser = build_parser()
     parser.passes_on = argv[:1] == ["run"]
     arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]

@@ -30,6 +30,7 @@ _LIKE_THE_CANDIDATE = (
     "non_finite",
     "deterministic",
     "isolation",
+    "step_timeout",
     "workers",
     "language",
     "speech_task",
@@ -221,6 +222,12 @@ class ExecutionSettings(Strict):
     costs the chunk of requests in flight. "auto" is "process" in a workflow and on the command line, except where
     `peak_memory` is measured, and "none" elsewhere; the environment's OLIVE_EXT_ISOLATION overrules it. lm-eval's
     Hugging Face baseline is always in this process."""
+
+    step_timeout: NonNegativeInt | Auto = "auto"
+    """Seconds without a completed step after which a worker (`isolation`, `workers`) counts as hung: it is ended and
+    started again, which costs the chunk of requests in flight. "auto" waits as long as it takes while a step has more
+    tokens than any that was completed, and from then on 20 times the longest pause between two, 120 at least. 0 waits
+    for ever."""
 
     workers: Workers | None = None
     """Runs the model on several workers, on this machine or a Ray cluster: how many, or a mapping."""

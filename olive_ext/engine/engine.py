@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Lost, Request, Result
+from olive_ext.engine.requests import Counters, Lost, Pulse, Request, Result
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
@@ -123,6 +123,14 @@ class Engine:
                 for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 
+    @property
+    def pulse(self) -> Pulse:
+        """To be read from any thread."""
+        loops = {f"loop {number}": loop for number, loop in enumerate(self._loops)}
+        size, kind = max((loop.under_way[1], f"{name}, {loop.under_way[0]}") for name, loop in loops.items())
+        done = {f"{name}, {kind}": most for name, loop in loops.items() for kind, most in [*loop.largest.items()]}
+        return Pulse(self.counters.steps, kind, size, done)
+
     def reset(self) -> None:
         """Forgets what is resident and what is in flight; the model stays open."""
         for loop in self._loops:
@@ -176,8 +184,9 @@ class Engine:
         waiting = dict(items)
         while waiting:
             self._enter(loop)
-            loop.admit(list(waiting.items()))
+            begun, num_before = len(waiting), self.counters.requests
             try:
+                loop.admit(list(waiting.items()))
                 while loop.has_work:
                     for answer in loop.advance():
                         assert isinstance(answer.key, int)
@@ -191,7 +200,7 @@ class Engine:
                 for key in lost:
                     del waiting[key]
                     put(key, Lost(str(error)))
-                self.counters.requests -= len(waiting)  # which are admitted once more
+                self.counters.requests = num_before + begun - len(waiting)  # the rest is admitted once more
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""

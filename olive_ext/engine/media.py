@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import MediaError
+from olive_ext.errors import LostItemError, MediaError, TaskError
 from olive_ext.model.media_types import WORDS, Modality
 
 Array = npt.NDArray[Any]
@@ -42,6 +43,19 @@ class MediaItem:
 
     shown: str = field(default="an item", compare=False)
     """The picture or sound in an error: its path where it has one, and its size."""
+
+    def arrays(self) -> Mapping[str, Array]:
+        """What `load` gives. Raises `LostItemError` where it cannot be had any more."""
+        with self.or_lost():
+            return self.load()
+
+    @contextmanager
+    def or_lost(self) -> Iterator[None]:
+        """Makes a `LostItemError` of a `TaskError`: this item costs the requests that have it, and no other."""
+        try:
+            yield
+        except TaskError as error:
+            raise LostItemError(str(error), self.key) from error
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def _started(*arguments: str) -> subprocess.Popen[str] | None:
     options = ("--resources", json.dumps({NODE: 1}), *arguments)
     deadline = time.monotonic() + JOIN_S
     while time.monotonic() < deadline:
-        ray = subprocess.Popen((*command, *options), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        given = (*command, *options)
+        ray = subprocess.Popen(given, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         is_up = threading.Event()
         threading.Thread(target=_forward, args=(ray, is_up), daemon=True).start()
         while ray.poll() is None and time.monotonic() < deadline:
@@ -83,10 +84,11 @@ def _started(*arguments: str) -> subprocess.Popen[str] | None:
 
 
 def _forward(ray: subprocess.Popen[str], is_up: threading.Event) -> None:
-    """Passes on what Ray says."""
+    """Passes on what Ray says, as long as anybody reads it: nothing else empties the pipe that Ray writes to."""
     assert ray.stdout is not None
     for line in ray.stdout:
-        sys.stderr.write(line)
+        with suppress(OSError, ValueError):
+            sys.stderr.write(line)
         if _UP in line:
             is_up.set()
 

@@ -153,8 +153,10 @@ def media_digest(args: Sequence[Any]) -> str:
 
         if isinstance(value, Image.Image):
             with suppress(MediaError):  # one that cannot be read is told when it is asked about
-                value = read_picture(value)
-        return content_key(value) if isinstance(value, (Image.Image, np.ndarray)) else repr(value)
+                return content_key(read_picture(value))
+        elif hasattr(value, "__array__"):  # of numpy, torch and others, whose `repr` leaves numbers out
+            return content_key(np.asarray(value))
+        return repr(value)
 
     return hashlib.sha256(json.dumps(list(args), sort_keys=True, default=shown).encode()).hexdigest()
 

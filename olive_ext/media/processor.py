@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
@@ -22,6 +23,7 @@ from olive_ext.engine.media import ItemLimit, MediaItem, token_bucket, token_buc
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
+from olive_ext.media.sound import refuse_non_finite
 from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
 from olive_ext.model.media_types import WORDS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
@@ -59,7 +61,10 @@ class ItemArrays:
         return self.processor.load(self.modality, self.key, self.given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemArrays, (None, self.modality, self.key, sendable(self.given, WORDS[self.modality].kind))
+        given = self.given
+        with suppress(MediaError):  # of a file that is gone: told there, where it costs its own requests alone
+            given = sendable(given, WORDS[self.modality].kind)
+        return ItemArrays, (None, self.modality, self.key, given)
 
 
 class MediaProcessor:
@@ -185,7 +190,9 @@ class MediaProcessor:
         return f"{len(content) / int(self._sounds.extractor.sampling_rate):.1f} s"
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
-        return self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
+        arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
+        refuse_non_finite(arrays, WORDS[modality].kind)
+        return arrays
 
     def _pixels(self, picture: Any) -> Arrays:
         processor, _ = self._loaded

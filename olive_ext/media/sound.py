@@ -31,6 +31,9 @@ Given: TypeAlias = Any
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
+_FILE_SCALES: Mapping[str, tuple[float, float]] = {**_SCALES, "int64": (0, 2**63)}
+"""Of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
+
 _OPEN_SIZES = (0, 0xFFFFFFFF)
 """In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
 
@@ -74,9 +77,15 @@ class SoundProcessor:
         if repeats_silence(extractor):
             num_frames = -(-(len(samples_N) + extractor.n_fft) // extractor.hop_length)
             length = min(whole, -(-num_frames // FRAME_GROUP) * FRAME_GROUP * extractor.hop_length)
-        with torch_threads(self._num_threads):
-            found = extractor(samples_N, sampling_rate=self.rate, max_length=length, return_tensors="np")
+        try:
+            with torch_threads(self._num_threads):
+                found = extractor(samples_N, sampling_rate=self.rate, max_length=length, return_tensors="np")
+        except Exception as error:
+            raise MediaError(
+                f"a sound of {len(samples_N) / self.rate:.1f} s is refused: {first_line(error)}"
+            ) from error
         features = np.asarray(found["input_features"][0], np.float32)
+        refuse_non_finite({"input_features": features}, "sound")
         if length == whole:
             return features
         return np.pad(features, ((0, 0), (0, (whole - length) // extractor.hop_length)), "edge")
@@ -84,6 +93,14 @@ class SoundProcessor:
     @cached_property
     def _extractor(self) -> Any:
         return load_feature_extractor(folders_of(self._files), self._source)
+
+
+def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
+    """Raises `MediaError` for what a processor makes of samples or pixels that are far out of any range: an encoder
+    would give NaN, and the request could not be told from a broken model's."""
+    wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
+    if wrong:
+        raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
 
 
 def tell_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
@@ -111,34 +128,33 @@ def read_sound(given: Given) -> tuple[Samples, float]:
     shown = named(given, "sound")
     pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        array, rate = _numbers(pair[0], shown), float(pair[1])
+        scales, array, rate = _SCALES, _array(pair[0], shown), float(pair[1])
     elif isinstance(given, FILES):
-        array, rate = _read_wave(given)
+        scales, (array, rate) = _FILE_SCALES, _read_wave(given)
     else:
         kind = type(given).__name__
         raise MediaError(
             f"a {kind} is no sound: give a WAV file's path or bytes, (samples, rate), or "
             '{"array": samples, "sampling_rate": rate}'
         )
+    if array.size and array.dtype.kind != "f" and array.dtype.name not in scales:
+        raise MediaError(f"{shown} has samples of the type {array.dtype}: give floats, or {', '.join(scales)}")
     if array.ndim not in (1, 2) or not array.size:
         raise MediaError(f"{shown} has no samples (an array of shape {list(array.shape)})")
-    silence, loudest = _SCALES.get(array.dtype.name, (0, 1))
-    samples = (array.astype(np.float32) - silence) / np.float32(loudest)
+    silence, loudest = scales.get(array.dtype.name, (0, 1))
+    with np.errstate(over="ignore"):  # told below
+        samples = (array.astype(np.float32) - silence) / np.float32(loudest)
     if not np.isfinite(samples).all():
         raise MediaError(f"{shown} holds NaN or infinity")
     return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, rate
 
 
-def _numbers(given: Any, shown: str) -> npt.NDArray[Any]:
-    """The array that a user gave. Raises `MediaError` for what holds no samples, or whole numbers whose loudest is not
-    known."""
+def _array(given: Any, shown: str) -> npt.NDArray[Any]:
+    """The array that a user gave. Raises `MediaError` for what is none."""
     try:
-        array = np.asarray(given)
+        return np.asarray(given)
     except (ValueError, TypeError) as error:
         raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
-    if array.size and array.dtype.kind != "f" and array.dtype.name not in _SCALES:
-        raise MediaError(f"{shown} has samples of the type {array.dtype}: give floats, or {', '.join(_SCALES)}")
-    return array
 
 
 def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:

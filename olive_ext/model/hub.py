@@ -81,6 +81,8 @@ def why_silent() -> str | None:
             pass
         except OSError as error:
             found.append(error.strerror or str(error))
+        except Exception as error:  # noqa: BLE001 - a name of which no address can be made, for instance
+            found.append(str(error))
 
     # Names are looked up without a limit of time: the thread is left behind where that hangs.
     thread = threading.Thread(target=connect, daemon=True)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -106,7 +107,8 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._done.wait(_INTERVAL_S):
-            self._look()
+            with suppress(OSError, psutil.Error):  # the machine cannot tell just now; the last look is the caller's
+                self._look()
 
     def _look(self) -> None:
         self.bytes = max(self.bytes, self._read())

@@ -83,6 +83,7 @@ def open(
     speech_task: str | None = None,
     engine: EngineConfig | Mapping[str, Any] | None = None,
     isolation: str = "none",
+    step_timeout: int | str = "auto",
     workers: int | Mapping[str, Any] | None = None,
     reference: str | Path | Mapping[str, Any] | Records | None = None,
     record_to: str | Path | Mapping[str, Any] | None = None,
@@ -94,10 +95,9 @@ def open(
     `Tokenizer`. Raises `ConfigError`, `ModelError` or `ProviderError`.
 
     With a `reference` every score has in `compared` how far the two models' distributions are apart. `reference` is a
-    path, a mapping of arguments of this function (providers, threads and lengths that the mapping leaves out are taken
-    from this call), or the `Records` of a reference. `record_to`, a folder or a mapping ("folder", "top", "drawn",
-    "seed"), makes this model a reference: its distributions are kept on disk, and candidates are opened with
-    `Session.records`.
+    path, a mapping of arguments of this function (what it leaves out of providers, threads and lengths is taken from
+    this call), or the `Records` of a reference. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"),
+    makes this model a reference: its distributions are kept on disk, and candidates are opened with `Session.records`.
     """
     settings = ModelSettings.of({name: value for name, value in locals().items() if name in ModelSettings.model_fields})
     _refuse_both(reference, record_to)

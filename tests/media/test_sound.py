@@ -190,3 +190,26 @@ def test_torch_has_the_threads_that_are_asked_for_and_its_own_again() -> None:
     with torch_threads(None):
         assert torch.get_num_threads() == kept
     assert torch.get_num_threads() == kept
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 8])
+def test_wave_file_of_more_than_32_bits_is_read(width: int) -> None:
+    whole = [b"\0" * (width - 1) + bytes([top]) for top in (0, 0x40, 0xC0)]
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, width * RATE, width, 8 * width)
+    body = b"WAVE" + form + struct.pack("<4sI", b"data", 3 * width) + b"".join(whole)
+    samples, _ = read_sound(struct.pack("<4sI", b"RIFF", len(body)) + body)
+    assert samples.tolist() == [0, 0.5, -0.5]
+
+
+def test_numbers_of_a_file_whose_range_is_not_known_are_refused() -> None:
+    """A header that says 12 bits in one byte: scipy gives numbers up to 128, of which nobody knows what is loud."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, RATE, 1, 12)
+    body = b"WAVE" + form + struct.pack("<4sI", b"data", 4) + b"\x80\x01\x02\x03"
+    with pytest.raises(TaskError, match="samples of the type"):
+        read_sound(struct.pack("<4sI", b"RIFF", len(body)) + body)
+
+
+def test_sound_far_out_of_range_is_refused_before_an_encoder_makes_nan_of_it(tmp_path: Path) -> None:
+    loud = np.full(RATE, 3e37, np.float32)
+    with pytest.raises(TaskError, match="a sound has features of NaN or infinity"):
+        _processor(tmp_path).windows((loud, RATE))

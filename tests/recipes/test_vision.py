@@ -96,7 +96,7 @@ def run_recipe(path: str, folder: Path) -> None:
     """`olive-ext run --config path` as the page has it, in a folder that has the repository's recipes."""
     if not (folder / "recipes").exists():
         (folder / "recipes").symlink_to(ROOT / "recipes")
-    start = "import sys; from olive_ext.cli.main import main; sys.exit(main())"
+    start = "import sys; from olive_ext.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "run", "--config", path]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -99,6 +99,40 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(tmp_
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unreadable_sounds_cost_their_documents_alone(family: str, tmp_path: Path) -> None:
+    """Lists and arrays, of which one is out of any range: the others have the numbers that they have without it."""
+    package, checkpoint = _models(family)
+    tasks = _write_tasks(tmp_path / "tasks", family, [1, 2.5, 2, 4])
+    whole = _evaluate(package, tasks, sample_log_num=9, output_dir=str(tmp_path / "whole"))
+    given = tasks / "given.py"
+    loud = "1e37 if doc['samples'] == first else 1"
+    given.write_text(
+        f"import json, numpy as np\nfrom pathlib import Path\n"
+        f"first = json.loads(Path({str(tasks / 'data.jsonl')!r}).read_text().splitlines()[1])['samples']\n"
+        f"def sounds(doc):\n"
+        f"    return [{{'array': np.array(doc['samples'], np.float32) * ({loud}), 'sampling_rate': {RATE}}}]\n",
+        encoding="utf-8",
+    )
+    against = {"path": str(checkpoint), "records_dir": str(tmp_path / "records")}
+    for more in ({}, {"reference": against}):
+        report = _evaluate(package, tasks, sample_log_num=9, output_dir=str(tmp_path / f"bad{len(more)}"), **more)
+        assert {item["doc_id"] for item in report.missing} == {1}
+        assert all("features of NaN or infinity" in item["reason"] for item in report.missing)
+        expected = {key: value for key, value in _answers(tmp_path / "whole").items() if key[1] != 1}
+        found = {key: value for key, value in _answers(tmp_path / f"bad{len(more)}").items() if key[1] != 1}
+        assert found.keys() == expected.keys()
+        for key, values in expected.items():
+            assert found[key] == pytest.approx(values, abs=1e-4)
+    assert whole.missing == ()
+
+
+def _answers(folder: Path) -> dict[tuple[str, int], Any]:
+    """Log-probabilities of choices, by task and document."""
+    lines = [json.loads(line) for file in folder.rglob("samples_heard_choice*") for line in file.open()]
+    return {("heard_choice", line["doc_id"]): [float(item[0][0]) for item in line["resps"]] for line in lines}
+
+
 def test_answer_to_a_sound_of_several_windows_is_not_compared_and_named(tmp_path: Path) -> None:
     """Alone the model answers it; beside a reference its document is missing, with the reason."""
     package, checkpoint = _models("whisper")

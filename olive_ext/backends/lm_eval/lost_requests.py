@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from olive_ext.errors import LostRequestsError, OliveExtError
+
+_WRAPPED = ("doc_iterator", "process_results")
+"""Of lm-eval's tasks."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,6 @@ class LostRequest:
     task: str
     doc_id: int
     reason: str
-    doc: Any
-    """lm-eval's document, which counts in no metric."""
 
 
 class LostRequests(list[LostRequest]):
@@ -40,7 +40,7 @@ def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterat
         if not lost.is_read:
             raise
         for place, reason in error.lost.items():
-            found = [LostRequest(str(own.task_name), int(own.doc_id), reason, own.doc) for own in owners(place)]
+            found = [LostRequest(str(own.task_name), int(own.doc_id), reason) for own in owners(place)]
             if not found:
                 raise
             lost += found
@@ -54,22 +54,35 @@ def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterat
 @contextmanager
 def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) -> Iterator[None]:
     """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
-    `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing."""
+    `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing. It reads
+    the answers document by document from the task's `doc_iterator`, which is where the document's number is known:
+    documents themselves may be alike, or hold arrays, which have no `==`."""
     if isinstance(lost, LostRequests):
         lost.is_read = True
-    originals = {name: task.process_results for name, task in tasks.items()}
-    own = {name for name, task in tasks.items() if "process_results" in vars(task)}
-
-    def process(name: str, doc: Any, results: Any) -> Any:
-        is_lost = any(item.task == name and item.doc == doc for item in lost)
-        return {} if is_lost else originals[name](doc, results)
-
+    own = {name: {key: vars(task)[key] for key in _WRAPPED if key in vars(task)} for name, task in tasks.items()}
     for name, task in tasks.items():
-        task.process_results = partial(process, name)
+        _leave_out(name, task, lost)
     try:
         yield
     finally:
         for name, task in tasks.items():
-            del task.process_results
-            if name in own:
-                task.process_results = originals[name]
+            for key in _WRAPPED:
+                delattr(task, key)
+            vars(task).update(own[name])
+
+
+def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
+    documents, process = task.doc_iterator, task.process_results
+    at: int | None = None
+
+    def numbered(*args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+        nonlocal at
+        for number, document in documents(*args, **options):
+            at = int(number)
+            yield number, document
+
+    def process_answered(document: Any, results: Any) -> Any:
+        is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)
+        return {} if is_lost else process(document, results)
+
+    task.doc_iterator, task.process_results = numbered, process_answered

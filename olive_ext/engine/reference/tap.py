@@ -212,11 +212,15 @@ class ResidentTap(Tap):
         return notes_T
 
     def _own_media(self, media: Media) -> Media:
-        found = tuple(replace(run, item=self._own_item(run.item)) for run in media)
+        found = tuple(replace(run, item=self._own(run.item)) for run in media)
         if not self._is_otherwise and media != found:
             self._is_otherwise = True
             logger.warning("the reference prepares pictures otherwise than the model: that is compared, too")
         return found
+
+    def _own(self, item: MediaItem) -> MediaItem:
+        with item.or_lost():
+            return self._own_item(item)
 
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}

@@ -13,18 +13,19 @@ from olive_ext.records import Records
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.served_model import OWN, Job
+from olive_ext.session.workers.worker import Watchdog
 
 
 def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Crew:
     """The workers that the settings of `model` ask for, open. Records are written by one worker alone."""
-    wanted = model.settings.workers
+    wanted, limit_s = model.settings.workers, model.settings.step_timeout
     if wanted is None:
-        return Crew([ProcessWorker(job_of(model, reference, record_to, 1))])
+        return Crew([ProcessWorker(job_of(model, reference, record_to, 1), Watchdog(limit_s))])
     count = 1 if record_to is not None else wanted.count
     job = job_of(model, reference, record_to, count if wanted.address is None else 1)
     from olive_ext.session.workers.ray_worker import ray_workers
 
-    crew = Crew(ray_workers(job, wanted, count))
+    crew = Crew(ray_workers(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
     _check_alike(crew)
     return crew
 

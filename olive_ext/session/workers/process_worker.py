@@ -20,11 +20,12 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from olive_ext.engine.requests import Request
+from olive_ext.errors import one_line
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, WorkerLostError
 
-HANG_S = 120.0
-"""Least seconds without a step after which a worker is taken to hang."""
+_TAKE_LESS = ": close other programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')"
+_SEE_ABOVE = ": what it printed is above"
 
 _BEAT_S = 1.0
 _CLOSING_S = 5.0
@@ -35,12 +36,12 @@ _CHILD = "from olive_ext.session.workers.process_worker import serve; serve()"
 class ProcessWorker:
     """A child process with the model of `job`."""
 
-    def __init__(self, job: Job, name: str = "worker", hang_s: float = HANG_S, child: str = _CHILD) -> None:
+    def __init__(self, job: Job, watchdog: Watchdog, name: str = "worker", child: str = _CHILD) -> None:
         """`child`: the Python text that the child runs; it calls `serve`."""
         self.name = name
         self._child = child
         self._job = job
-        self._watchdog = Watchdog(hang_s)
+        self._watchdog = watchdog
         self._process: subprocess.Popen[bytes] | None = None
         self._is_busy = False
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -55,7 +56,9 @@ class ProcessWorker:
         self._replies = queue.SimpleQueue()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", self._child]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # A session of its own: Ctrl-C reaches all processes of the terminal's, and is the parent's to handle.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
         self._process = process  # another thread may stop it from here on
         assert process.stdout is not None
         arguments = process.stdout, self._replies
@@ -79,10 +82,12 @@ class ProcessWorker:
         if process is None:
             return
         assert process.stdin is not None
+        if self._is_busy:
+            process.kill()  # before its input is closed, to which another thread may still be writing
         with suppress(OSError):
             process.stdin.close()  # an idle child closes its model and ends
         try:
-            process.wait(0 if self._is_busy else _CLOSING_S)
+            process.wait(_CLOSING_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -90,6 +95,7 @@ class ProcessWorker:
     def _send(self, message: Any) -> None:
         if self._process is None or self._process.stdin is None:
             raise WorkerLostError("not running")
+        self._is_busy = True
         try:
             _write(self._process.stdin, message)
         except OSError:
@@ -97,7 +103,6 @@ class ProcessWorker:
 
     def _answer(self, *, is_watched: bool) -> Any:
         """The next answer of the child, behind its beats."""
-        self._is_busy = True
         while True:
             try:
                 kind, content = self._replies.get(timeout=2 * _BEAT_S)
@@ -110,31 +115,35 @@ class ProcessWorker:
                 continue
             self._is_busy = False
             if kind == "end":
-                raise self._lost()
+                raise self._lost(content)
             if kind == "error":
                 raise read_error(content)
             return content
 
-    def _lost(self) -> WorkerLostError:
-        """How the child has ended."""
+    def _lost(self, unread: str | None = None) -> WorkerLostError:
+        """How the child has ended; `unread`: why what it sent cannot be read."""
         process, self._process = self._process, None
         if process is None:
             return WorkerLostError("was stopped")
+        if unread is not None:
+            process.kill()
+            process.wait()
+            return WorkerLostError(f"sent what cannot be read ({unread})")
         with suppress(subprocess.TimeoutExpired):
             process.wait(_CLOSING_S)
         process.kill()
         code = process.wait()
         if code >= 0:
-            return WorkerLostError(f"ended with status {code}")
+            return WorkerLostError(f"ended with status {code}", _SEE_ABOVE)
         name = signal.Signals(-code).name
-        short = ", as the system does where memory is short" if name == "SIGKILL" else ""
-        return WorkerLostError(f"ended by {name}{short}")
+        if name == "SIGKILL":
+            return WorkerLostError("ended by SIGKILL, as the system does where memory is short", _TAKE_LESS)
+        return WorkerLostError(f"ended by {name}", _SEE_ABOVE)
 
 
 def serve(open_served: Callable[[Job], Any] = ServedModel) -> None:
-    """The child: opens what the first message names, then answers one message after the other until there are no more.
-    An interruption from the terminal is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child: opens what the first message names, then answers one message after the other until there are no
+    more."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     lock = threading.Lock()
@@ -149,9 +158,12 @@ def serve(open_served: Callable[[Job], Any] = ServedModel) -> None:
     served: Any = None
 
     def beat() -> None:
-        while True:
-            time.sleep(_BEAT_S)
-            reply("beat", None if served is None else served.num_steps)
+        try:
+            while True:
+                time.sleep(_BEAT_S)
+                reply("beat", None if served is None else served.pulse)
+        finally:
+            os._exit(1)  # the parent could no more tell long steps from a hang
 
     threading.Thread(target=beat, name="beat", daemon=True).start()
     with suppress(EOFError):
@@ -173,11 +185,17 @@ def serve(open_served: Callable[[Job], Any] = ServedModel) -> None:
 
 
 def _forward(pipe: BinaryIO, replies: queue.SimpleQueue[Any]) -> None:
-    """Moves what comes through the pipe to the queue; ("end", None) comes last."""
-    with suppress(EOFError, OSError, pickle.UnpicklingError):
+    """Moves what comes through the pipe to the queue; ("end", why it cannot be read) comes last, whatever happens."""
+    unread = None
+    try:
         while True:
             replies.put(_read(pipe))
-    replies.put(("end", None))
+    except (EOFError, OSError):
+        pass
+    except BaseException as error:  # noqa: BLE001 - told where the answer is waited for
+        unread = one_line(error)
+    finally:
+        replies.put(("end", unread))
 
 
 def _write(pipe: Any, message: Any) -> None:

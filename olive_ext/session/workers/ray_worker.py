@@ -7,21 +7,19 @@ know no chunks.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from olive_ext.config.workers import WorkerSettings
-from olive_ext.engine.requests import Request
+from olive_ext.engine.requests import Pulse, Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, Worker, WorkerLostError
-
-HANG_S = 120.0
-"""Least seconds without a step after which a worker is taken to hang."""
 
 _BEAT_S = 1.0
 _STORE_BYTES = 128 << 20
@@ -36,14 +34,15 @@ refuses. After 60 s Ray ends the whole process, without a word."""
 _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
 
-def ray_workers(job: Job, wanted: WorkerSettings, count: int) -> list[Worker]:
-    """`count` workers that open `job`. Raises `ConfigError` where Ray is not installed, or not at the address."""
+def ray_workers(job: Job, wanted: WorkerSettings, watchdogs: Sequence[Watchdog]) -> list[Worker]:
+    """A worker that opens `job` for each of `watchdogs`. Raises `ConfigError` where Ray is not installed, or not at the
+    address."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise ConfigError(f"'workers' needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}") from error
-    cluster = _Cluster(ray, wanted, count)
-    return [RayWorker(job, cluster, f"worker {number}") for number in range(count)]
+    cluster = _Cluster(ray, wanted, len(watchdogs))
+    return [RayWorker(job, cluster, f"worker {number}", watchdog) for number, watchdog in enumerate(watchdogs)]
 
 
 class _Cluster:
@@ -124,7 +123,8 @@ class _Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             _connect(address)
-            self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
+            with _own_sigterm():
+                self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
             raise ConfigError(f"{where}: {first_line(error)}") from error
@@ -140,11 +140,11 @@ class _Cluster:
 class RayWorker:
     """An actor with the model of `job`."""
 
-    def __init__(self, job: Job, cluster: _Cluster, name: str, hang_s: float = HANG_S) -> None:
+    def __init__(self, job: Job, cluster: _Cluster, name: str, watchdog: Watchdog) -> None:
         self.name = name
         self._job = job
         self._cluster = cluster
-        self._watchdog = Watchdog(hang_s)
+        self._watchdog = watchdog
         self._actor: Any = None
 
     def open(self) -> Served:
@@ -166,7 +166,7 @@ class RayWorker:
         reference = self._remote("run", which, list(requests))
         while not self._cluster.ray.wait([reference], timeout=_BEAT_S)[0]:
             self._cluster.check()
-            if self._watchdog.is_hung(time.monotonic(), self._num_steps()):
+            if self._watchdog.is_hung(time.monotonic(), self._pulse()):
                 self.stop()
                 raise WorkerLostError("ended because it hung")
         reply: Reply = self._answer(reference)
@@ -186,9 +186,9 @@ class RayWorker:
             raise WorkerLostError("not running")
         return getattr(actor, name).remote(*arguments)
 
-    def _num_steps(self) -> int | None:
+    def _pulse(self) -> Pulse | None:
         with suppress(TimeoutError):
-            found: int = self._answer(self._remote("num_steps"), _BEAT_S)
+            found: Pulse = self._answer(self._remote("pulse"), _BEAT_S)
             return found
         return None
 
@@ -224,8 +224,8 @@ class _Actor:
     def facts(self) -> Any:
         return (self._error, None) if self._served is None else (None, self._served.facts)
 
-    def num_steps(self) -> Any:
-        return None, 0 if self._served is None else self._served.num_steps
+    def pulse(self) -> Any:
+        return None, None if self._served is None else self._served.pulse
 
     def run(self, *arguments: Any) -> Any:
         return self._answer("run", *arguments)
@@ -238,6 +238,25 @@ class _Actor:
             return None, getattr(self._served, name)(*arguments)
         except Exception as error:  # noqa: BLE001 - raised in the driver, whatever it is
             return told_error(error), None
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps what the program does at SIGTERM: from its first line on Ray has it exit with a status of its own, and
+    without a word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as end:
+        signal.signal(signal.SIGTERM, before)
+        if end.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _connect(address: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Lost, Request, Result
+from olive_ext.engine.requests import Lost, Pulse, Request, Result
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import OliveExtError, RunError, one_line
 from olive_ext.model import resolve
@@ -97,10 +97,12 @@ class ServedModel:
         return Served(models, None if records is None else str(records.folder))
 
     @property
-    def num_steps(self) -> int:
-        """Steps run so far: while these grow, the worker is alive."""
-        executors = [session.executor for session in self._sessions.values() if session is not None]
-        return sum(executor.counters.steps for executor in executors)
+    def pulse(self) -> Pulse:
+        """That of the models together. To be read from any thread."""
+        found = {name: _engine(session).pulse for name, session in self._sessions.items() if session is not None}
+        name, running = max(found.items(), key=lambda item: item[1].size)
+        largest = {f"{which}, {kind}": size for which, one in found.items() for kind, size in one.largest.items()}
+        return Pulse(sum(one.num_steps for one in found.values()), f"{name}, {running.kind}", running.size, largest)
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
@@ -156,7 +158,11 @@ def _received(request: Request, session: Session) -> Request:
     return replace(request, generation=replace(generation, is_finished=checker))
 
 
+def _engine(session: Session) -> Engine:
+    assert isinstance(session.executor, Engine)
+    return session.executor
+
+
 def _facts(session: Session) -> ModelFacts:
-    engine = session.executor
-    assert isinstance(engine, Engine)
+    engine = _engine(session)
     return ModelFacts(engine.context_length, engine.num_slots, engine.runner.traits, engine.describe())

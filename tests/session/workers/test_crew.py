@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
-from olive_ext.engine.requests import Lost, Request, Result
+from olive_ext.engine.requests import Lost, Pulse, Request, Result
 from olive_ext.errors import RunError, TaskError
-from olive_ext.session.workers.crew import MAX_OPENINGS, Crew
+from olive_ext.session.workers.crew import PAUSES_S, Crew
 from olive_ext.session.workers.feed import AHEAD
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, Reply, Served
@@ -157,11 +158,93 @@ def test_an_error_of_the_caller_ends_the_call() -> None:
 
 
 def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -> None:
-    broken = [FakeWorker(name, losses=[1], failed_openings=MAX_OPENINGS) for name in ("one", "two")]
-    found = run(Crew([broken[0], FakeWorker("good")]), [requests_of(3), requests_of(4), requests_of(5)])
+    broken = [FakeWorker(name, losses=[1], failed_openings=len(PAUSES_S)) for name in ("one", "two")]
+    at_once = [0.0] * len(PAUSES_S)
+    found = run(Crew([broken[0], FakeWorker("good")], at_once), [requests_of(3), requests_of(4), requests_of(5)])
     assert [len(found[number]) for number in range(3)] == [3, 4, 5]
     with pytest.raises(RunError, match="cannot be started again: no memory"):
-        run(Crew([FakeWorker("one", losses=[1], failed_openings=9)]), [requests_of(3)])
+        run(Crew([FakeWorker("one", losses=[1], failed_openings=9)], at_once), [requests_of(3)])
+
+
+class PoorWorker(FakeWorker):
+    """Lost in its first call; the machine then refuses to start it `num_refusals` times."""
+
+    def __init__(self, name: str, num_refusals: int) -> None:
+        super().__init__(name, losses=[1])
+        self._num_refusals = num_refusals
+
+    def open(self) -> Served:
+        if 1 <= self.num_openings <= self._num_refusals:
+            self.num_openings += 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return super().open()
+
+
+def test_a_worker_that_the_machine_refuses_to_start_is_tried_again_and_then_named() -> None:
+    """As `fork` fails where memory is short, just after the system has killed the worker for it."""
+    at_once = [0.0] * len(PAUSES_S)
+    assert len(run(Crew([PoorWorker("poor", len(PAUSES_S) - 1)], at_once), [requests_of(3)])[0]) == 3
+    with pytest.raises(RunError, match=r"poor cannot be started again: OSError: .*Cannot allocate memory"):
+        run(Crew([PoorWorker("poor", 99)], at_once), [requests_of(3)])
+    found = run(Crew([PoorWorker("poor", 99), FakeWorker("good")], at_once), [requests_of(3)] * 9)
+    assert [len(results) for results in found.values()] == [3] * 9
+
+
+class OddWorker(FakeWorker):
+    """Raises what no worker should: from its first opening, or from its first chunk."""
+
+    def __init__(self, name: str, error: BaseException, when: str) -> None:
+        super().__init__(name)
+        self._error, self._when = error, when
+
+    def open(self) -> Served:
+        if self._when == "opening":
+            raise self._error
+        return super().open()
+
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), SystemExit(3), KeyError(1)])
+def test_whatever_ends_the_thread_of_a_worker_ends_the_call(error: BaseException) -> None:
+    with pytest.raises(type(error) if isinstance(error, Exception) else RunError):
+        run(Crew([OddWorker("odd", error, "chunk"), OddWorker("odd", error, "chunk")]), [requests_of(3)] * 9)
+    with pytest.raises(RunError, match=rf"odd cannot be started: {type(error).__name__}"):
+        Crew([FakeWorker("good"), OddWorker("odd", error, "opening")])
+
+
+def test_counters_are_right_while_workers_are_lost_and_others_answer() -> None:
+    """Each of the workers has counters of its own, which begin anew when it does."""
+    crew = Crew([FakeWorker(f"worker {number}", losses=range(2, 200, 7)) for number in range(8)])
+    chunks = [requests_of(2 + number % 3) for number in range(150)]
+    answered = 0
+    for _ in range(2):
+        found = run(crew, chunks)
+        answered += sum(isinstance(result, Result) for results in found.values() for result in results)
+        assert crew.counters.requests == answered
+
+
+def test_counters_outlive_a_call_that_is_interrupted() -> None:
+    crew = Crew([FakeWorker("one")])
+
+    def interrupt(number: int, results: Sequence[Result | Lost]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(OWN, [requests_of(3)], interrupt)
+    run(crew, [requests_of(4)])
+    assert crew.counters.requests == 7
+
+
+def test_a_worker_that_is_lost_between_calls_is_not_asked_to_free_its_memory() -> None:
+    class Gone(FakeWorker):
+        def call(self, which: str, name: str) -> Any:
+            raise WorkerLostError("ended by SIGKILL")
+
+    crew = Crew([Gone("gone"), FakeWorker("good")])
+    assert crew.call(OWN, "release_memory") == ["good release_memory"]
+    assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
 class MovedWorker(FakeWorker):
@@ -275,12 +358,61 @@ def test_pool_answers_requests_in_their_order_and_streams() -> None:
     pool.close()
 
 
-def test_watchdog_waits_for_twenty_times_the_longest_pause() -> None:
-    dog = Watchdog(least_s=10)
-    dog.begin(0)
-    assert not dog.is_hung(9, None)
-    assert dog.is_hung(11, None)
-    assert [dog.is_hung(now, steps) for now, steps in ((12, 1), (14, 2), (22, 2), (53, None))] == [False] * 4
-    assert dog.is_hung(55, 2)
-    dog.begin(100)
-    assert not dog.is_hung(130, 2)
+class Watch:
+    """A watchdog, and its clock, which it looks at every second."""
+
+    def __init__(self, limit_s: int | Literal["auto"] = "auto") -> None:
+        self.dog, self.now = Watchdog(limit_s), 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        self.dog.begin(self.now)
+
+    def seconds_until_hung(self, pulse: Pulse | None, most: int) -> int | None:
+        """While the worker tells `pulse` and nothing else; None where it is left alone for `most` seconds."""
+        for second in range(most):
+            self.now += 1
+            if self.dog.is_hung(self.now, pulse):
+                return second
+        return None
+
+
+def test_first_step_of_a_size_may_take_as_long_as_it_takes() -> None:
+    watch = Watch()
+    assert watch.seconds_until_hung(None, 9000) is None, "before it tells anything: what admits the first requests"
+    assert watch.seconds_until_hung(Pulse(0), 9000) is None
+    assert watch.seconds_until_hung(Pulse(0, "plain", 256), 300) is None
+    assert watch.seconds_until_hung(Pulse(1, "plain", 512, {"plain": 256}), 9000) is None, "larger"
+    assert watch.seconds_until_hung(Pulse(2, "encoding", 8, {"plain": 512}), 9000) is None, "another kind"
+
+
+def test_a_step_of_a_size_that_was_measured_hangs_behind_twenty_times_the_longest_pause() -> None:
+    watch = Watch()
+    assert watch.seconds_until_hung(Pulse(0, "plain", 256), 30) is None
+    assert watch.seconds_until_hung(Pulse(1, "plain", 64, {"plain": 256}), 9000) == 30 * Watchdog.patience + 1
+    watch.begin()
+    hung = watch.seconds_until_hung(Pulse(7), 9000)
+    assert hung == 30 * Watchdog.patience + 1, "between steps, and in a worker that was opened anew"
+    watch.begin()
+    assert watch.seconds_until_hung(None, 9000) == 30 * Watchdog.patience
+
+
+def test_a_worker_of_short_steps_has_two_minutes() -> None:
+    watch = Watch()
+    for number in range(5):
+        assert watch.seconds_until_hung(Pulse(number, "plain", 4, {"plain": 4}), 1) is None
+    assert watch.seconds_until_hung(Pulse(5, "plain", 4, {"plain": 4}), 9000) == Watchdog.least_s + 1
+
+
+@pytest.mark.parametrize(("limit_s", "hung"), [(7, 8), (0, None)])
+def test_limit_that_is_set_holds_from_the_first_step_on(limit_s: int, hung: int | None) -> None:
+    watch = Watch(limit_s)
+    assert watch.seconds_until_hung(Pulse(0, "plain", 4), 9000) == hung
+
+
+def test_time_in_which_nobody_looked_is_not_the_workers() -> None:
+    """Ctrl-Z, a machine that slept: both stood still."""
+    watch = Watch(60)
+    for _ in range(8):
+        watch.now += 3600
+        assert not watch.dog.is_hung(watch.now, Pulse(3, "plain", 4))

@@ -228,6 +228,36 @@ def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Pa
         assert session.counters.requests <= len(set(map(repr, PAIRS))) + len(PROMPTS) - session.journal.num_known
 
 
+def test_sigterm_ends_the_command_with_one_line_and_its_workers_and_nothing_that_was_answered(tmp_path: Path) -> None:
+    """At a moment of its run, and as Ray starts, which has its own way to end a program."""
+    command = [sys.executable, "-c", "import sys; from olive_ext.cli import main; sys.exit(main())", "evaluate"]
+    command += [str(exported()), "--tasks", "quickstart_letters", "--include-path", str(TASKS), "--workers", "2"]
+    command += ["--output", str(tmp_path)]
+    early = "import os, signal, threading, ray; old = ray.init\ndef init(*a, **k):\n    threading.Timer(0.3, os.kill, "
+    early += "(os.getpid(), signal.SIGTERM)).start(); return old(*a, **k)\nray.init = init\n"
+    starting = [command[0], "-c", early + command[2], *command[3:]]
+    for given, is_running in ((command, True), (starting, False)):
+        before = {process.pid for process in actors()}
+        environment = {**os.environ, "RAY_ADDRESS": ""}
+        driver = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        while is_running and not any(file.stat().st_size > 2000 for file in tmp_path.rglob("*.jsonl")):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        if is_running:
+            driver.send_signal(signal.SIGTERM)
+        _, lines = driver.communicate(timeout=120)
+        assert (lines.splitlines()[-1], driver.returncode) == ("olive-ext: terminated", 143)
+        assert "Traceback" not in lines
+        deadline = time.monotonic() + 60
+        while {process.pid for process in actors()} - before and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert {process.pid for process in actors()} <= before
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "damaged" not in done.stderr
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["model"]["journal"]["answers_known"] > 0
+
+
 def told(session: Session, found: tuple[list[Any], list[Any]]) -> str:
     """How many workers were lost, and the answers, as `lost_in` reads them."""
     scores, texts = found

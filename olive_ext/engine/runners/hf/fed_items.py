@@ -61,7 +61,7 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
     if not row.runs:
         return {}
     loaded: dict[str, list[npt.NDArray[Any]]] = {}
-    for name, array in chain.from_iterable(run.item.load().items() for run in row.runs):
+    for name, array in chain.from_iterable(run.item.arrays().items() for run in row.runs):
         loaded.setdefault(name, []).append(array)
     found = {name: torch.from_numpy(filled_up(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
     types_S = torch.zeros((1, len(row.ids)), dtype=torch.long, device=device)

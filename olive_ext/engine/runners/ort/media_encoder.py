@@ -156,6 +156,8 @@ class MediaEncoder:
         wanted themselves. Raises `LostItemError` where it fails on the first, for another reason than memory."""
         try:
             return self._encode(items)
+        except LostItemError:
+            raise
         except Exception as error:
             if is_memory_error(error):
                 raise
@@ -205,7 +207,7 @@ class MediaEncoder:
         return found if len(found) > 1 and self._takes_several(found) else found[:1]
 
     def _arrays(self, item: MediaItem) -> Arrays:
-        arrays = item.load()
+        arrays = item.arrays()
         return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
 
     def _takes_several(self, found: Sequence[tuple[MediaItem, Arrays]]) -> bool:

@@ -1,0 +1,196 @@
+"""Runs a command and turns its end into an exit status and at most one line on stderr. What takes long to import is
+imported while interruptions are waited for."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from olive_ext.errors import IncompleteError, OliveExtError, WorkerError, printable
+
+if TYPE_CHECKING:
+    from olive_ext.cli.commands import Command
+
+OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
+
+_AGAIN_S = 0.5
+"""After which an interruption that does not end the command is raised once more."""
+
+
+def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> int:
+    """See `olive_ext.cli.main`. Without `argv` this process is the command and nothing else."""
+    if argv is None:
+        from olive_ext.cli.streams import open_streams
+
+        open_streams()
+        if not _is_debug():
+            _quiet_libraries()
+    interruptions = _Interruptions()
+    try:
+        with _warnings_on_stderr(), interruptions.raised():
+            status = _command(list(sys.argv[1:] if argv is None else argv), commands)
+            sys.stdout.flush()
+            return status
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last place that can make one line of it
+        return _ended(error, interruptions.signal)
+    finally:
+        if argv is None:
+            _give_up_streams()
+
+
+def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
+    from olive_ext.cli.commands import COMMAND_FUNCTIONS, parse
+
+    try:
+        arguments = parse(argv)
+    except SystemExit as end:  # --help and --version
+        return int(end.code or OK)
+    return (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
+
+
+class _Interruptions:
+    """SIGINT and SIGTERM end a command by one road: what is open is closed, workers are ended. Each raises
+    KeyboardInterrupt, until that ends the command: libraries pass over it (`except:`), and Python does where nothing
+    can be raised, as in callbacks of imports. A second SIGTERM ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        """The latest one, whatever other libraries make of the exception: an import that fails, for instance."""
+
+        self._insists = self._is_over = False
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Only the main thread may set this."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        watched = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._interrupt) for number in watched}
+        unraisable, sys.unraisablehook = sys.unraisablehook, _show_others
+        try:
+            yield
+        finally:
+            self._is_over = True
+            sys.unraisablehook = unraisable
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, _: object) -> None:
+        if number == signal.SIGTERM == self.signal and not self._insists:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal, self._insists = number, False
+        self._look_later()
+        raise KeyboardInterrupt
+
+    def _look_later(self) -> None:
+        with suppress(RuntimeError):  # no more threads
+            timer = threading.Timer(_AGAIN_S, self._look)
+            timer.daemon = True
+            timer.start()
+
+    def _look(self) -> None:
+        """Interrupts again, unless the command is ending."""
+        if self._is_over:
+            return
+        if _is_interrupted(threading.main_thread().ident):
+            self._look_later()
+        else:
+            self._insists = True
+            _thread.interrupt_main(signal.Signals(self.signal))
+
+
+def _is_interrupted(thread: int | None) -> bool:
+    """Whether the exception that the thread has in hand comes of an interruption."""
+    held = sys._current_exceptions().get(thread or 0)
+    error = held[1] if isinstance(held, tuple) else held  # as Python has it before 3.12
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _show_others(found: sys.UnraisableHookArgs) -> None:
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(found)
+
+
+def _ended(error: BaseException, interruption: int) -> int:
+    if interruption == signal.SIGTERM:
+        return _end("terminated", TERMINATED)
+    if interruption or isinstance(error, KeyboardInterrupt):
+        return _end("interrupted", INTERRUPTED)
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as in `olive-ext schema | head`
+        return FAILED
+    if isinstance(error, OliveExtError):
+        is_failure = isinstance(error, (IncompleteError, WorkerError))
+        return _end(f"error: {error}", FAILED if is_failure else USER_ERROR)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
+        name = str(error.filename)
+        return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
+    hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
+    return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
+
+
+def _quiet_libraries() -> None:
+    """Silences other libraries, in a process that is the command and nothing else: messages of transformers and lm-eval
+    about task and tokenizer files are not for our users, and progress bars stay out of files and pipes."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+class _Printable(logging.Formatter):
+    """Names of others' files and tasks are in warnings, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """Shows this package's own warnings, a line each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("olive-ext: %(levelname)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("olive_ext")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _give_up_streams() -> None:
+    """Keeps Python from failing, with a status of its own, as it flushes what could not be written. Ctrl-C ends the
+    process from here on without a word."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end(message: str, status: int) -> int:
+    if _is_debug():
+        traceback.print_exc()
+    with suppress(OSError):
+        sys.stderr.write(f"olive-ext: {printable(' '.join(message.split()))}\n")
+    return status
+
+
+def _is_debug() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")

@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM at any moment, and streams that are closed, full or of few letters: one line each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import importlib.abc, os, signal, sys
+
+class Moment(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == MODULE:
+            {how}
+
+sys.meta_path.insert(0, Moment())
+from olive_ext.cli import main
+sys.exit(main())
+"""
+HOWS = {
+    "plain": "os.kill(os.getpid(), NUMBER)",
+    "passed over": "\n            try: os.kill(os.getpid(), NUMBER)\n            except: pass",
+    "in a callback": "gone = type('Gone', (), {'__del__': lambda self: os.kill(os.getpid(), NUMBER)})(); del gone",
+    "an import that fails": (
+        "\n            try: os.kill(os.getpid(), NUMBER)\n            except: raise ImportError('no such library')"
+    ),
+}
+MODULES = ["logging", "olive_ext.cli.commands", "pydantic", "olive_ext.report", "olive_ext.run", "lm_eval"]
+"""Of which each is imported by `olive-ext evaluate`, in this order."""
+
+
+def _program(how: str, module: str, number: int) -> str:
+    text = PRELUDE.format(how=HOWS[how]).replace("MODULE", repr(module))
+    return text.replace("NUMBER", str(int(number)))
+
+
+@pytest.mark.parametrize(("number", "line", "status"), [(signal.SIGINT, "interrupted", 130), (15, "terminated", 143)])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("module", MODULES)
+def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
+    module: str, how: str, number: int, line: str, status: int, tmp_path: Path
+) -> None:
+    if module == "logging" and (number != signal.SIGINT or how != "plain"):
+        pytest.skip("before anything is caught but Ctrl-C itself")
+    (tmp_path / "task.yaml").write_text("task: mine\n", encoding="utf-8")
+    (tmp_path / "model.onnx").write_bytes(b"")
+    command = [sys.executable, "-c", _program(how, module, number), "evaluate", str(tmp_path / "model.onnx")]
+    done = subprocess.run([*command, "--tasks", "mine", "--include-path", tmp_path], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == (f"olive-ext: {line}\n", status)
+
+
+def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = "import sys; from olive_ext.cli import main; sys.exit(main())"
+    script = script.replace("olive-ext", f"{sys.executable} -c '{command}'")
+    given = {**os.environ, **environment}
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=given, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("olive-ext schema >&-", 0),
+        ("olive-ext schema <&- >&- 2>&-", 0),
+        ("olive-ext schema nothing 2>&-", 2),
+        ("olive-ext schema nothing 2>/dev/full", 2),
+        ("olive-ext schema 2>&1 | head -1; exit ${PIPESTATUS[0]}", 0),
+        ("olive-ext schema nothing 2>&1 | true; exit ${PIPESTATUS[0]}", 2),
+    ],
+)
+def test_closed_streams_change_no_status_and_print_nothing(script: str, status: int) -> None:
+    done = _run(script)
+    assert done.stderr == ""
+    assert done.returncode in (status, 1 if "head" in script else status)  # where the schema does not fit into a pipe
+
+
+def test_full_disk_behind_stdout_is_one_line() -> None:
+    done = _run("olive-ext schema >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith("olive-ext: error: OSError: [Errno 28] No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_file_that_is_opened_first_never_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from olive_ext.cli import main
+def show(_):
+    with open(sys.argv[2], "wb") as file:
+        os.write(1, b"what a library prints")
+        file.write(str(file.fileno()).encode())
+    return 0
+import olive_ext.cli.commands as commands
+commands.COMMAND_FUNCTIONS["schema"] = show
+commands.parse = lambda argv: type("Arguments", (), {"command": "schema"})
+sys.exit(main())
+"""
+    command = f"{sys.executable} -c '{program}' schema {tmp_path / 'file'} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
+    assert int((tmp_path / "file").read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_letters_that_a_terminal_does_not_have_are_replaced(environment: dict[str, str]) -> None:
+    written = ascii("1 ± 2 ↓ Å 語").replace("'", '"')
+    program = "import sys; from olive_ext.cli.streams import open_streams; open_streams()"
+    done = _run(f"{sys.executable} -c '{program}; print({written}); sys.stderr.write({written})'", **environment)
+    assert (done.stdout, done.stderr, done.returncode) == ("1 +- 2 v A ?\n", "1 +- 2 v A ?", 0)
