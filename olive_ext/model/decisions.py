@@ -151,8 +151,17 @@ class BucketPlan:
     """Why steps have any shape although the settings or the provider wanted shape buckets."""
 
     @classmethod
-    def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, is_compared: bool) -> BucketPlan:
-        """Raises `ConfigError` where the provider or the model cannot do what the settings demand."""
+    def of(
+        cls,
+        config: EngineConfig,
+        provider: Provider,
+        spec: DecoderSpec,
+        *,
+        is_compared: bool,
+        has_encoders: bool = False,
+    ) -> BucketPlan:
+        """Raises `ConfigError` where the provider or the model cannot do what the settings demand. Where it is the
+        graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
         if not (is_pinned or is_auto or config.graph_capture):
@@ -160,7 +169,10 @@ class BucketPlan:
         wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
         if config.graph_capture and provider.capture_option is None:
             raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
-        problem = "beside a reference, steps have any shape" if is_compared else against_buckets(spec)
+        problem = against_buckets(spec)
+        if problem and has_encoders and not config.graph_capture:
+            return cls("none", note=f"steps have any shape, encoders few: {problem}")
+        problem = "beside a reference, steps have any shape" if is_compared else problem
         if config.graph_capture and spec.embeddings:
             problem = "the embeddings that the decoder takes lie elsewhere in each step"
         return wanted if problem is None else wanted.without(problem)

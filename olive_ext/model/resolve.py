@@ -190,10 +190,23 @@ class ResolvedModel:
 
         return read_source(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
-    def warms(self, encoder: MediaEncoderSpec) -> bool:
-        """Whether an encoder of pictures or sound runs in shape buckets, all of them beforehand."""
+    @cached_property
+    def warms_items(self) -> bool:
+        """Whether encoders of pictures and sound, and the graphs that bring their features to the decoder, run in shape
+        buckets, all of them beforehand."""
+        encoders = self.media.encoders if self.media is not None else ()
+        return bool(encoders) and self._has_few_shapes(self.providers, *map(self.providers_of, encoders))
+
+    @cached_property
+    def warms_sources(self) -> bool:
+        """Whether an encoder-decoder's encoder is run beforehand: that of sound, whose windows are all of one shape."""
+        takes_sound = self.kind == "onnx" and self.source is not None and self.source[0] is SourceKind.FEATURES
+        return takes_sound and self.runtime[0] == "onnxruntime" and self._has_few_shapes(self.providers)
+
+    def _has_few_shapes(self, *providers: tuple[Provider, ...]) -> bool:
         engine = self.settings.engine
-        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers_of(encoder)[0].plans_shapes
+        is_asked = engine.strict_shapes or engine.shapes == "bucketed"
+        return is_asked or any(found[0].plans_shapes for found in providers)
 
     @cached_property
     def context_length(self) -> int | None:
@@ -208,7 +221,8 @@ class ResolvedModel:
     @cached_property
     def buckets(self) -> BucketPlan:
         """Which steps are padded to shape buckets. Raises `ConfigError` where settings demand it in vain."""
-        return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, is_compared=self.is_compared)
+        facts = {"is_compared": self.is_compared, "has_encoders": self.warms_items or self.warms_sources}
+        return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, **facts)
 
     @property
     def chunk_size(self) -> tuple[int, str]:
@@ -219,7 +233,7 @@ class ResolvedModel:
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        has_any_shape = self.buckets.steps == "none"
+        has_any_shape = self.buckets.steps == "none" and not self.warms_items
         return decisions.choose_overlap(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @cached_property

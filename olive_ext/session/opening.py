@@ -19,8 +19,9 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import OpenedRunner, Traits
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ModelError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel, resolve
@@ -202,10 +203,16 @@ def open_parts(model: ResolvedModel) -> Parts:
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    encoders = model.media.encoders if model.media is not None else ()
-    if parts.media is not None and any(map(model.warms, encoders)):
-        most = parts.media.limit.tokens or opened.runner.traits.context_length
-        opened.runner.warm_up(parts.media.processor.dummies(min(most, opened.runner.traits.context_length)))
+    if parts.media is not None and model.warms_items:
+        context_length = opened.runner.traits.context_length
+        most = min(parts.media.limit.tokens or context_length, context_length)
+        opened.runner.warm_up(parts.media.processor.dummies(most), max(most, opened.chunk_size))
+    if model.warms_sources and parts.encoding is not None and parts.encoding.sound is not None:
+        try:
+            opened.runner.warm_up_source(Source(parts.encoding.sound.silence()))
+        except ModelError as error:  # it takes features that users make, of shapes that they choose
+            if model.settings.engine.strict_shapes:
+                raise ConfigError(f"'engine.strict_shapes' = true: {error}") from error
     return parts
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.counted_session import ShapeCount
 from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
@@ -117,21 +118,22 @@ class Opener:
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         proto, file, read = self._embedding_graph(spec)
         encoders = self.model.media.encoders if self.model.media is not None else ()
-        opened = [self._media_encoder(found, device) for found in encoders]
-        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
+        count = self._shape_count()
+        opened = [self._media_encoder(found, device, count) for found in encoders]
+        session, is_bucketed = self._from_memory(proto, file), self.model.warms_items
+        return Embedding(session, read, device, opened, self.helper, count, is_bucketed=is_bucketed)
 
-    def _media_encoder(self, spec: MediaEncoderSpec, device: Device) -> MediaEncoder:
+    def _media_encoder(self, spec: MediaEncoderSpec, device: Device, count: ShapeCount) -> MediaEncoder:
         """An encoder of pictures or sound, which may have providers of its own; `device` is the decoder's."""
         providers = self.model.providers_of(spec)
         is_alike = providers == self.model.providers
         there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
-        is_strict = self.model.settings.engine.strict_shapes
-        is_bucketed = self.model.warms(spec)
-        shapes = EncoderShapes(spec, is_bucketed=is_bucketed, is_strict=is_strict)
+        is_bucketed = self.model.warms_items
+        shapes = EncoderShapes(spec, is_bucketed=is_bucketed)
         place = device if is_alike else there.model.device
         batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
         sessions = partial(there.media, spec), there.helper
-        return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket)
+        return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket, count=count)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
@@ -166,7 +168,11 @@ class Opener:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept, self.helper)
+        session, count = self._from_memory(proto, companion.graph), self._shape_count()
+        return Encoder(session, cross, encoder, device, num_kept, self.helper, count)
+
+    def _shape_count(self) -> ShapeCount:
+        return ShapeCount(is_strict=self.model.settings.engine.strict_shapes)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
         """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
