@@ -116,22 +116,19 @@ def put_rows_graph(elem_type: int) -> bytes:
     return _serialized(helper.make_graph(nodes, "put", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
 
 
-def fold_graph(elem_type: int, rank: int, num_axes: int) -> bytes:
-    """`y` = the first `count`[1] tokens of `x`, with the shape `rows`[num_axes] on the `num_axes` axes of tokens:
-    [1,N,...] to [B,S,...], or [N,...] to [S,...]."""
+def fold_graph(elem_type: int, rank: int) -> bytes:
+    """`y` [B,S,...] = the first `count`[1] tokens of `x` [1,N,...], `rows`[2] of as many one behind the other."""
     nodes = [
         helper.make_node("Slice", ["x", "begin", "count", "axis"], ["first"]),
-        helper.make_node("Shape", ["x"], ["rest"], start=num_axes),
+        helper.make_node("Shape", ["x"], ["rest"], start=2),
         helper.make_node("Concat", ["rows", "rest"], ["shape"], axis=0),
         helper.make_node("Reshape", ["first", "shape"], [FEATURES]),
     ]
-    axes = [f"A{axis}" for axis in range(num_axes, rank)]
-    inputs = [_value("x", elem_type, [*(1, "N")[2 - num_axes :], *axes])]
-    inputs += [_value(name, TensorProto.INT64, [size]) for name, size in (("rows", num_axes), ("count", 1))]
-    outputs = [_value(FEATURES, elem_type, [*"BS"[2 - num_axes :], *axes])]
-    constants = [
-        helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("begin", 0), ("axis", num_axes - 1))
-    ]
+    axes = [f"A{axis}" for axis in range(2, rank)]
+    inputs = [_value("x", elem_type, [1, "N", *axes])]
+    inputs += [_value(name, TensorProto.INT64, [size]) for name, size in (("rows", 2), ("count", 1))]
+    constants = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("begin", 0), ("axis", 1))]
+    outputs = [_value(FEATURES, elem_type, ["B", "S", *axes])]
     return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, constants))
 
 

@@ -72,14 +72,15 @@ class Embedding:
     def bind(self, layout: Layout, decoder: ort.IOBinding, tokens: ort.OrtValue | None) -> None:
         """Computes the embeddings of the step's tokens, or of `tokens` where given, with the features that take the
         place of some, and binds them as inputs of the decoder."""
-        num_tokens, num_rows, num_axes = len(layout.tokens_N), len(layout.past_B), self._num_axes
+        # Packed rows are one to the graph.
+        num_rows = len(layout.past_B) if len(self._spec.inputs[0].tensor.shape) == 2 else 1
         # The graph counts placeholders from the beginning of each row, and features are counted over all rows.
         is_one_row = self._is_bucketed or bool(layout.items)
-        shape = [num_rows, num_tokens // num_rows] if num_axes == 2 else [num_tokens]
+        shape = [num_rows, len(layout.tokens_N) // num_rows]
         if is_one_row:
             layout = replace(layout, past_B=layout.past_B[:1])
         for name, value in self._embedded(layout, tokens).items():
-            is_folded = is_one_row and value.shape()[:num_axes] != shape
+            is_folded = is_one_row and value.shape()[:2] != shape
             decoder.bind_ortvalue_input(name, self._fold(value, shape) if is_folded else value)
 
     def _embedded(self, layout: Layout, tokens: ort.OrtValue | None = None) -> Mapping[str, ort.OrtValue]:
@@ -104,7 +105,7 @@ class Embedding:
         """The first tokens of what was computed as one row, in the shape of a step's."""
         form = value.element_type(), len(value.shape())
         if form not in self._folds:
-            graph = fold_graph(*form, self._num_axes)
+            graph = fold_graph(*form)
             self._folds[form] = FeatureGraph(self._open_graph(graph), self._device)
         return self._folds[form].run({"x": value}, rows=np.array(shape), count=np.array([prod(shape)]))
 
@@ -115,13 +116,8 @@ class Embedding:
             encoder.warm_up([item for item in items if item.modality is modality], sizes)
         for size in sizes:
             for value in self._embedded(Layout.of([Row(0, 0, (0,) * size)])).values():
-                self._fold(value, [1] * self._num_axes)
+                self._fold(value, [1, 1])
         self._count.freeze()
-
-    @property
-    def _num_axes(self) -> int:
-        """Axes of tokens: rows and their tokens, or the tokens of all rows."""
-        return len(self._spec.inputs[0].tensor.shape)
 
     def describe(self) -> Mapping[str, Any]:
         """Counters of the encoders that there are."""
