@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import onnxruntime as ort
 import pytest
+
+from olive_ext.session import Session
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -62,3 +64,23 @@ def observing() -> Iterator[Observed]:
         patch.setattr(ort.IOBinding, "bind_ortvalue_input", bind_value_and_note)
         patch.setattr(ort.IOBinding, "bind_input", bind_place_and_note)
         yield observed
+
+
+def on_the_way(session: Session) -> Callable[[ort.InferenceSession], bool]:
+    """Whether one of ONNX Runtime's sessions is none of the decoder's: those are the decoder, its cache's and its
+    head's."""
+    runner: Any = session.executor.runner  # type: ignore[attr-defined]
+    runner = getattr(runner, "_inner", runner)
+    own = {id(runner._session)}
+    for value in (*vars(runner._kv).values(), *vars(runner._head).values()):
+        inner = getattr(value, "_sessions", None) or getattr(value, "_session", None)
+        own |= {id(one) for one in (inner.values() if isinstance(inner, dict) else [inner, value])}
+    return lambda one: id(one) not in own
+
+
+def late_on_the_way(session: Session, observed: Observed, begin: int) -> list[str]:
+    """Runs behind the first `begin` ones with shapes that sessions on the way of items had not met by then."""
+    is_on_the_way = on_the_way(session)
+    return [
+        f"{one.get_modelmeta().graph_name}: {shapes}" for one, shapes in observed.new_since(begin) if is_on_the_way(one)
+    ]

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import transformers
 
 import olive_ext
-from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.genai import whisper_export
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
-from tests.families.observed import Observed, observing
+from tests.families.observed import late_on_the_way, observing, on_the_way
 from tests.families.pictures import picture
 from tests.families.sounds import sound
 
@@ -58,25 +56,6 @@ def _asked(family: str) -> list[ScoringRequest]:
     return [*asked, *(ScoringRequest(words[:n], " stone") for n in (3, 17, 40))]
 
 
-def _on_the_way(session: Session) -> Callable[[ort.InferenceSession], bool]:
-    """Whether a session is none of the decoder's: those are the decoder, its cache's and its head's."""
-    runner: Any = session.executor.runner  # type: ignore[attr-defined]
-    runner = getattr(runner, "_inner", runner)
-    own = {id(runner._session)}
-    for part in (runner._kv, runner._head):
-        for value in vars(part).values():
-            inner = getattr(value, "_sessions", None) or getattr(value, "_session", None)
-            own |= {id(one) for one in (inner.values() if isinstance(inner, dict) else [inner, value])}
-    return lambda one: id(one) not in own
-
-
-def _late(session: Session, observed: Observed, begin: int) -> list[str]:
-    is_on_the_way = _on_the_way(session)
-    return [
-        f"{one.get_modelmeta().graph_name}: {shapes}" for one, shapes in observed.new_since(begin) if is_on_the_way(one)
-    ]
-
-
 @pytest.mark.parametrize("encoder_batch_rows", [1, 64])
 @pytest.mark.parametrize(("family", "provider"), FAMILIES)
 def test_no_session_meets_a_shape_that_it_was_not_run_with(family: str, provider: str, encoder_batch_rows: int) -> None:
@@ -89,7 +68,7 @@ def test_no_session_meets_a_shape_that_it_was_not_run_with(family: str, provider
         begin = len(observed.runs)
         found = session.loglikelihood(asked)
         tokens = [answer.tokens for answer in session.generate(answers)]
-        late, facts = _late(session, observed, begin), session.describe_execution()
+        late, facts = late_on_the_way(session, observed, begin), session.describe_execution()
     assert late == []
     assert facts["encoder_shapes_late"] == 0
     assert len(observed.runs) - begin > len(asked)
@@ -120,7 +99,7 @@ def test_encoder_of_speech_is_run_beforehand_with_what_stacks_its_rows(
         begin = len(observed.runs)
         tokens = [answer.tokens for answer in session.generate(answers)]
         found = [output.logprob for output in session.loglikelihood(asked)]
-        late, facts = _late(session, observed, begin), session.describe_execution()
+        late, facts = late_on_the_way(session, observed, begin), session.describe_execution()
     assert late == []
     assert facts["encoder_shapes_late"] == 0
     assert facts["encoder_shapes_warmed"] >= engine["num_slots"]
@@ -142,7 +121,7 @@ def test_a_new_graph_on_the_way_of_an_item_cannot_escape_the_count() -> None:
     ):
         runner: Any = session.executor.runner  # type: ignore[attr-defined]
         count = runner._parts.embedding._count
-        is_on_the_way = _on_the_way(session)
+        is_on_the_way = on_the_way(session)
         opened = {id(one) for one, _ in observed.runs if is_on_the_way(one)}
         assert len(opened) == count._num_sessions
         observed_shapes = {(id(one), shapes) for one, shapes in observed.runs if is_on_the_way(one)}
