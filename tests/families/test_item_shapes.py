@@ -39,6 +39,8 @@ FAMILIES = [
     ("llava_clip", "default"),  # onnxruntime-genai's layout
     ("qwen2_5_vl_genai", "default"),
     ("qwen3_asr", "default"),
+    ("gemma4_vl", "default"),  # encoders that return as many rows as an item has
+    ("gemma4_any", "default"),
 ]
 
 

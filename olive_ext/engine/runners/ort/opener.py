@@ -27,6 +27,7 @@ from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
 from olive_ext.graph.nodes import clips_as_max, drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.padded_rows import NUM_ROWS, pad_rows
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
@@ -133,12 +134,17 @@ class Opener:
         place = device if is_alike else there.model.device
         batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
         sessions = partial(there.media, spec), there.helper
+        if is_bucketed and spec.has_own_rows:
+            spec = replace(spec, real_rows=TensorSpec(NUM_ROWS, 7, (1,)))
         return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket, count=count)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
         try:
-            return self._from_memory(load_graph(spec.files.graph), spec.files.graph, floats_only=True)
+            proto = load_graph(spec.files.graph)
+            if self.model.warms_items and spec.has_own_rows:
+                pad_rows(proto, spec.inputs[0].name, [output.name for output in spec.outputs])
+            return self._from_memory(proto, spec.files.graph, floats_only=True)
         except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
