@@ -33,7 +33,7 @@ def pad_rows(model: ModelProto, places: str, outputs: Sequence[str]) -> None:
     for value in graph.output:
         if value.name in outputs:
             kind = value.type.tensor_type
-            shape = [1, "places", kind.shape.dim[-1].dim_value]
+            shape: list[int | str | None] = [1, "places", kind.shape.dim[-1].dim_value]
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind.elem_type, shape))
     graph.output.append(helper.make_tensor_value_info(NUM_ROWS, TensorProto.INT64, [1]))
 
