@@ -78,8 +78,8 @@ class EngineConfig(Strict):
 
     strict_shapes: bool = False
     """Raises an error for a step whose shape was not run beforehand, instead of counting the step as `shapes_late`, and
-    for a run of an encoder, or of a graph around one. Where a graph's steps cannot have few shapes, it is refused, or is
-    about the encoders alone if there are any."""
+    for a run of an encoder, or of a graph around one. Where a decoder's steps cannot have few shapes, it is about the
+    encoders alone, and refused where there are none."""
 
     graph_capture: bool = False
     """Captures steps in which all slots decode once and replays them (CUDA graphs; WebGPU's graph capture, which needs

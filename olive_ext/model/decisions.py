@@ -5,7 +5,7 @@ Knows settings, a decoder's spec and providers; reads no file and runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,6 +135,11 @@ SHORT_STEP = 31
 """Most tokens that a WebGPU device attends to without the shader that is tried when a model is opened."""
 
 
+def wants_few_shapes(config: EngineConfig, providers: Iterable[Provider]) -> bool:
+    """Whether encoders on `providers` are to be run in shape buckets."""
+    return config.strict_shapes or config.shapes == "bucketed" or any(found.plans_shapes for found in providers)
+
+
 def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> bool:
     """Whether the device's attention is to be tried before steps of `chunk_size` tokens are run on it."""
     return device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
@@ -156,7 +161,6 @@ class BucketPlan:
         config: EngineConfig,
         provider: Provider,
         spec: DecoderSpec,
-        *,
         is_compared: bool,
         has_encoders: bool = False,
     ) -> BucketPlan:

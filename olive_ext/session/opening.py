@@ -19,9 +19,8 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
-from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import OpenedRunner, Traits
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
 from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel, resolve
@@ -29,6 +28,7 @@ from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.records import Form, Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
+from olive_ext.session.warm_up import warm_up
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
@@ -203,16 +203,8 @@ def open_parts(model: ResolvedModel) -> Parts:
     tokenizer = _open_tokenizer(model)
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    if parts.media is not None and model.warms_items:
-        context_length = opened.runner.traits.context_length
-        most = min(parts.media.limit.tokens or context_length, context_length)
-        opened.runner.warm_up(parts.media.processor.dummies(most), max(most, opened.chunk_size))
-    if model.warms_sources and parts.encoding is not None and parts.encoding.sound is not None:
-        try:
-            opened.runner.warm_up_source(Source(parts.encoding.sound.silence()))
-        except ModelError as error:  # it takes features that users make, of shapes that they choose
-            if model.settings.engine.strict_shapes:
-                raise ConfigError(f"'engine.strict_shapes' = true: {error}") from error
+    if model.warms_encoders:
+        warm_up(parts.opened, parts.media, parts.encoding, is_strict=model.settings.engine.strict_shapes)
     return parts
 
 

@@ -121,7 +121,7 @@ class Opener:
         encoders = self.model.media.encoders if self.model.media is not None else ()
         count = self._shape_count()
         opened = [self._media_encoder(found, device, count) for found in encoders]
-        session, is_bucketed = self._from_memory(proto, file), self.model.warms_items
+        session, is_bucketed = self._from_memory(proto, file), self.model.warms_encoders
         return Embedding(session, read, device, opened, self.helper, count, is_bucketed=is_bucketed)
 
     def _media_encoder(self, spec: MediaEncoderSpec, device: Device, count: ShapeCount) -> MediaEncoder:
@@ -129,7 +129,7 @@ class Opener:
         providers = self.model.providers_of(spec)
         is_alike = providers == self.model.providers
         there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
-        is_bucketed = self.model.warms_items
+        is_bucketed = self.model.warms_encoders
         shapes = EncoderShapes(spec, is_bucketed=is_bucketed)
         place = device if is_alike else there.model.device
         batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
@@ -142,7 +142,7 @@ class Opener:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
         try:
             proto = load_graph(spec.files.graph)
-            if self.model.warms_items and spec.has_own_rows:
+            if self.model.warms_encoders and spec.has_own_rows:
                 pad_rows(proto, spec.inputs[0].name, [output.name for output in spec.outputs])
             return self._from_memory(proto, spec.files.graph, floats_only=True)
         except ProviderError as error:
