@@ -50,10 +50,10 @@ FLOORS = {
         ["ort", "genai", "hf"],
     ],
     "olive_ext.engine.runners.ort": [
-        ["kv", "ort_failures"],
+        ["kv", "ort_failures", "counted_session"],
         ["inputs", "placement", "candidates"],
         ["encoder_arrays", "encoder_shapes"],
-        ["encoder_batches", "feature_graphs"],
+        ["encoder_batches", "encoder_trials", "feature_graphs"],
         ["media_encoder"],
         ["head", "capture", "companion_inputs", "embedding"],
         ["ort_parts"],

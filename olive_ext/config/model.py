@@ -78,7 +78,9 @@ class EngineConfig(Strict):
     its KV cache is not written in place, the steps have any shape even with "bucketed"."""
 
     strict_shapes: bool = False
-    """Raises an error for a step whose shape was not run beforehand, instead of counting the step as `shapes_late`."""
+    """Raises an error for a step whose shape was not run beforehand, instead of counting the step as `shapes_late`, and
+    for a run of an encoder, or of a graph around one. Where a decoder's steps cannot have few shapes, it is about the
+    encoders alone, and refused where there are none."""
 
     graph_capture: bool = False
     """Captures steps in which all slots decode once and replays them (CUDA graphs; WebGPU's graph capture, which needs

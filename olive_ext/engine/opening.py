@@ -38,7 +38,7 @@ def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
         return ItemLimit(chunk_size, why, is_strict=engine.strict_shapes)
     if is_graph and chunk_size < model.chunk_size[0]:
         return ItemLimit(chunk_size, f"steps of this model are cut to {chunk_size} tokens on this device")
-    if is_graph and model.buckets.is_strict and model.buckets.steps == "all":
+    if is_graph and engine.strict_shapes:
         why = f"'engine.strict_shapes' = true, and steps of up to {chunk_size} tokens are run beforehand"
         return ItemLimit(chunk_size, f"{why}: give a larger 'engine.chunk_size'", is_strict=True)
     return ItemLimit()

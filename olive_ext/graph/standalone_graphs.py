@@ -79,7 +79,7 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
 
 
 FEATURES = "y"
-"""The output of `pick_graph`, `join_graph` and `fold_graph`."""
+"""The output of `pick_graph`, `join_graph`, `put_rows_graph` and `fold_graph`."""
 
 
 def pick_graph(elem_type: int, rank: int) -> bytes:
@@ -105,17 +105,31 @@ def join_graph(elem_type: int) -> bytes:
     return _serialized(helper.make_graph(nodes, "join", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
 
 
-def fold_graph(elem_type: int) -> bytes:
-    """`y` [B,S,H] = `x` [1,N,H], whose N tokens are `rows`[1] rows one behind the other."""
+def put_rows_graph(elem_type: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it."""
+    inputs = [_value(name, elem_type, [f"N{name}", "H"]) for name in "ab"]
+    inputs.append(_value("rows", TensorProto.INT64, ["N"]))
     nodes = [
-        helper.make_node("Shape", ["x"], ["width"], start=-1),
-        helper.make_node("Concat", ["rows", "rest", "width"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["x", "shape"], [FEATURES]),
+        helper.make_node("Concat", ["a", "b"], ["both"], axis=0),
+        helper.make_node("Gather", ["both", "rows"], [FEATURES], axis=0),
     ]
-    inputs = [_value("x", elem_type, [1, "N", "H"]), _value("rows", TensorProto.INT64, [1])]
-    rest = helper.make_tensor("rest", TensorProto.INT64, [1], [-1])
-    outputs = [_value(FEATURES, elem_type, ["B", "S", "H"])]
-    return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, [rest]))
+    return _serialized(helper.make_graph(nodes, "put", inputs, [_value(FEATURES, elem_type, ["N", "H"])]))
+
+
+def fold_graph(elem_type: int, rank: int) -> bytes:
+    """`y` [B,S,...] = the first `count`[1] tokens of `x` [1,N,...], `rows`[2] of as many one behind the other."""
+    nodes = [
+        helper.make_node("Slice", ["x", "begin", "count", "axis"], ["first"]),
+        helper.make_node("Shape", ["x"], ["rest"], start=2),
+        helper.make_node("Concat", ["rows", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["first", "shape"], [FEATURES]),
+    ]
+    axes = [f"A{axis}" for axis in range(2, rank)]
+    inputs = [_value("x", elem_type, [1, "N", *axes])]
+    inputs += [_value(name, TensorProto.INT64, [size]) for name, size in (("rows", 2), ("count", 1))]
+    constants = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in (("begin", 0), ("axis", 1))]
+    outputs = [_value(FEATURES, elem_type, ["B", "S", *axes])]
+    return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, constants))
 
 
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:

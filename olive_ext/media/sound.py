@@ -69,6 +69,10 @@ class SoundProcessor:
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
         return [self._features(part) for part in parts]
 
+    def silence(self) -> npt.NDArray[np.float32]:
+        """The features of a window of silence."""
+        return self._features(np.zeros(1, np.float32))
+
     def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
         """Where the extractor pads with silence, all frames of which are alike, it is given no more of it than that its
         last frame holds nothing else, and that frame is repeated."""

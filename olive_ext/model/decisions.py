@@ -5,7 +5,7 @@ Knows settings, a decoder's spec and providers; reads no file and runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,6 +135,11 @@ SHORT_STEP = 31
 """Most tokens that a WebGPU device attends to without the shader that is tried when a model is opened."""
 
 
+def wants_few_shapes(config: EngineConfig, providers: Iterable[Provider]) -> bool:
+    """Whether encoders on `providers` are to be run in shape buckets."""
+    return config.strict_shapes or config.shapes == "bucketed" or any(found.plans_shapes for found in providers)
+
+
 def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> bool:
     """Whether the device's attention is to be tried before steps of `chunk_size` tokens are run on it."""
     return device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
@@ -151,8 +156,16 @@ class BucketPlan:
     """Why steps have any shape although the settings or the provider wanted shape buckets."""
 
     @classmethod
-    def of(cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, *, is_compared: bool) -> BucketPlan:
-        """Raises `ConfigError` where the provider or the model cannot do what the settings demand."""
+    def of(
+        cls,
+        config: EngineConfig,
+        provider: Provider,
+        spec: DecoderSpec,
+        is_compared: bool,
+        has_encoders: bool = False,
+    ) -> BucketPlan:
+        """Raises `ConfigError` where the provider or the model cannot do what the settings demand. Where it is the
+        graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
         if not (is_pinned or is_auto or config.graph_capture):
@@ -160,7 +173,10 @@ class BucketPlan:
         wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
         if config.graph_capture and provider.capture_option is None:
             raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
-        problem = "beside a reference, steps have any shape" if is_compared else against_buckets(spec)
+        problem = against_buckets(spec)
+        if problem and has_encoders and not config.graph_capture:
+            return cls("none", note=f"steps have any shape, encoders few: {problem}")
+        problem = "beside a reference, steps have any shape" if is_compared else problem
         if config.graph_capture and spec.embeddings:
             problem = "the embeddings that the decoder takes lie elsewhere in each step"
         return wanted if problem is None else wanted.without(problem)

@@ -121,6 +121,12 @@ class MediaEncoderSpec(MediaInput):
         return any("mask" in tensor.name for tensor in self.inputs)
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether it returns as many rows as its items have, whatever the shape of their inputs, [B, T, size]."""
+        is_open = all(len(tensor.shape) == 2 and isinstance(tensor.shape[0], str) for tensor in self.outputs)
+        return is_open and self.grid is None and self.real_rows is None and len(self.inputs[0].shape) == 3
+
+    @property
     def num_rows(self) -> int | None:
         if self.real_rows is not None:
             return None

@@ -25,8 +25,7 @@ from olive_ext.model.package_trust import custom_operators_of, refuse_untrusted
 from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
 from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind, TensorSpec
 
-_KV_NOTES = ("past and present KV", "KV is returned grown")
-"""How the spec's note on the form of the cache begins."""
+_KV_NOTES = ("past and present KV", "KV is returned grown")  # begin the spec's note on the form of the cache
 
 
 def resolve(
@@ -35,18 +34,16 @@ def resolve(
     """The model that `settings` name, its files found.
 
     `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
-    accelerator names. Raises `ModelError` where there is no such model, or none of its kind.
-    """
+    accelerator names. Raises `ModelError` where there is no such model, or none of its kind."""
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
     path, written, name, tokenizer, components = settings.place
     kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
-    files = (
-        locate_hf(path, tokenizer)
-        if kind == "hf"
-        else locate(path, name, tokenizer, tokenizer_candidates, dict(components))
-    )
+    if kind == "hf":
+        files = locate_hf(path, tokenizer)
+    else:
+        files = locate(path, name, tokenizer, tokenizer_candidates, dict(components))
     model = ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
     _ = model.custom_operators
     return model
@@ -190,10 +187,13 @@ class ResolvedModel:
 
         return read_source(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
-    def warms(self, encoder: MediaEncoderSpec) -> bool:
-        """Whether an encoder of pictures or sound runs in shape buckets, all of them beforehand."""
-        engine = self.settings.engine
-        return engine.strict_shapes or engine.shapes == "bucketed" or self.providers_of(encoder)[0].plans_shapes
+    @cached_property
+    def warms_encoders(self) -> bool:
+        """Whether encoders of pictures and sound, and the graphs around them, have few shapes, all run beforehand."""
+        encoders = self.media.encoders if self.media is not None else ()
+        is_speech = self.kind == "onnx" and self.source is not None and self.source[0] is SourceKind.FEATURES
+        firsts = [self.providers[0], *(self.providers_of(found)[0] for found in encoders)]
+        return (bool(encoders) or is_speech) and decisions.wants_few_shapes(self.settings.engine, firsts)
 
     @cached_property
     def context_length(self) -> int | None:
@@ -208,18 +208,18 @@ class ResolvedModel:
     @cached_property
     def buckets(self) -> BucketPlan:
         """Which steps are padded to shape buckets. Raises `ConfigError` where settings demand it in vain."""
-        return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, is_compared=self.is_compared)
+        return BucketPlan.of(self.settings.engine, self.providers[0], self.spec, self.is_compared, self.warms_encoders)
 
     @property
     def chunk_size(self) -> tuple[int, str]:
         """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
-        has_any_shape = self.buckets.steps == "none"
-        return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
+        is_any = self.buckets.steps == "none"
+        return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=is_any)
 
     @cached_property
     def overlap(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        has_any_shape = self.buckets.steps == "none"
+        has_any_shape = self.buckets.steps == "none" and not (self.spec.embeddings and self.warms_encoders)
         return decisions.choose_overlap(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @cached_property

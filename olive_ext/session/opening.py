@@ -28,6 +28,7 @@ from olive_ext.model.hub import asked_where_it_answers
 from olive_ext.records import Form, Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
+from olive_ext.session.warm_up import warm_up
 from olive_ext.session.workers.opening import open_crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.served_model import OWN, REFERENCE
@@ -206,10 +207,8 @@ def open_parts(model: ResolvedModel) -> Parts:
         read_encoding(tokenizer, model, model.source or (None, None))
     opened = open_runner(model)
     parts = Parts(**vars(_text_parts(model, tokenizer, opened.runner.traits)), opened=opened)
-    encoders = model.media.encoders if model.media is not None else ()
-    if parts.media is not None and any(map(model.warms, encoders)):
-        most = parts.media.limit.tokens or opened.runner.traits.context_length
-        opened.runner.warm_up(parts.media.processor.dummies(min(most, opened.runner.traits.context_length)))
+    if model.warms_encoders:
+        warm_up(parts.opened, parts.media, parts.encoding, is_strict=model.settings.engine.strict_shapes)
     return parts
 
 

@@ -18,6 +18,7 @@ from olive_ext.model.media_types import Modality
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.device.open import LIBRARY, open_on
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export, plain_items_export
+from tests.families.observed import late_on_the_way, observing
 from tests.families.pictures import picture
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
@@ -54,10 +55,13 @@ def test_encoder_on_the_device_gives_the_cpus_numbers() -> None:
 def test_strict_encoder_on_the_device_meets_no_shape_that_was_not_run_beforehand() -> None:
     asked = [ScoringRequest("Ann sees the <image> and", " blue stone", images=[one]) for one in PICTURES]
     engine: dict[str, Any] = {"num_slots": 2, "chunk_size": 16, "strict_shapes": True}
-    with open_on("webgpu", plain_encoder_export("f32", "webgpu"), **engine) as session:
+    with observing() as observed, open_on("webgpu", plain_encoder_export("f32", "webgpu"), **engine) as session:
+        begin = len(observed.runs)
         assert all(output.token_count == 2 for output in session.loglikelihood(asked))
-        facts = session.describe_execution()
-    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (8, 0)  # 1, 2, ... 128 pictures
+        facts, late = session.describe_execution(), late_on_the_way(session, observed, begin)
+    assert late == []
+    # 1, 2, ... 128 pictures and what is picked of them, and three graphs for steps of 8, 16 and 32 tokens.
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (8 + 8 + 3 * 3, 0)
     assert (facts["image_encoder_device"], facts["images_encoded"]) == ("webgpu", len(PICTURES))
 
 
@@ -110,7 +114,7 @@ def test_picture_larger_than_those_that_were_run_beforehand_is_an_error_that_nam
     model = resolve(settings)
     assert model.media is not None
     processor, opened = MediaProcessor(model.media, model.files), open_runner(model)
-    opened.runner.warm_up(processor.dummies(7))
+    opened.runner.warm_up(processor.dummies(7), 16)
     engine = engine_on(opened, model)
 
     def ask(seed: int, side: int) -> int:
@@ -144,9 +148,12 @@ def test_pictures_of_any_size_are_encoded_together_on_the_device() -> None:
     ]
     found = {}
     for device, more in (("webgpu", {"encoder_batch_rows": 64}), ("cpu", {"encoder_batch_rows": 1})):
-        with open_on(device, package, chunk_size=16, strict_shapes=True, **more) as session:
+        engine: dict[str, Any] = {"chunk_size": 16, "strict_shapes": True, **more}
+        with observing() as observed, open_on(device, package, **engine) as session:
+            begin = len(observed.runs)
             found[device] = [output.logprob for output in session.loglikelihood(asked)]
             facts = session.describe_execution()
+            assert late_on_the_way(session, observed, begin) == []
         assert (facts["images_encoded"], facts["encoder_shapes_late"]) == (len(sizes), 0)
         assert facts["image_encoder_runs"] == {"webgpu": 1, "cpu": len(sizes)}[device], facts
     np.testing.assert_allclose(found["webgpu"], found["cpu"], atol=1e-4)

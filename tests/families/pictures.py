@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 from PIL import Image
 
+from olive_ext.engine.runners.ort.feature_graphs import Pieces
 from tests.exports.media import MEDIA_FAMILIES
 
 EOS = 1
@@ -23,6 +25,11 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
     """Noise: no two look alike to an encoder."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def feature_rows(features: Sequence[Pieces]) -> list[npt.NDArray[np.float32]]:
+    """The rows of an item that an encoder has kept, of each output."""
+    return [np.concatenate([value.numpy() for value in one.values])[: one.num_rows] for one in features]
 
 
 AROUND = {

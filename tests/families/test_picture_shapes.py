@@ -18,17 +18,18 @@ import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.media import MediaItem, token_bucket, token_buckets
+from olive_ext.engine.runners.ort.counted_session import ShapeCount
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
 from olive_ext.errors import LostRequestsError, RunError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.media_types import Modality
+from olive_ext.model.media_types import MediaEncoderSpec, Modality
 from olive_ext.model.types import Device
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
-from tests.families.pictures import PictureReference, picture
+from tests.families.pictures import PictureReference, feature_rows, picture
 from tests.families.sounds import sound
 
 pytestmark = pytest.mark.slow
@@ -46,10 +47,17 @@ def _encoder(package: Path, *, is_bucketed: bool, is_strict: bool) -> tuple[Medi
     model = resolve(ModelSettings(model=str(package)))
     assert model.media is not None
     (spec,) = model.media.encoders
-    shapes = EncoderShapes(spec, is_bucketed=is_bucketed, is_strict=is_strict)
-    graph = str(spec.files.graph)
-    encoder = MediaEncoder(spec, Device("cpu"), lambda: ort.InferenceSession(graph), ort.InferenceSession, shapes)
-    return encoder, MediaProcessor(model.media, model.files)
+    return _opened(spec, is_bucketed, is_strict), MediaProcessor(model.media, model.files)
+
+
+def _opened(spec: MediaEncoderSpec, is_bucketed: bool, is_strict: bool, max_rows: int = 1) -> MediaEncoder:
+    shapes, batches = (
+        EncoderShapes(spec, is_bucketed=is_bucketed),
+        EncoderBatches(spec, max_rows, is_bucketed=is_bucketed),
+    )
+    sessions = (lambda: ort.InferenceSession(str(spec.files.graph))), ort.InferenceSession
+    count = ShapeCount(is_strict=is_strict)
+    return MediaEncoder(spec, Device("cpu"), *sessions, shapes, batches=batches, count=count)
 
 
 def test_buckets_are_larger_than_what_they_hold() -> None:
@@ -71,7 +79,9 @@ def test_strict_session_runs_every_shape_beforehand_and_gives_transformers_numbe
         facts = session.describe_execution()
     for output, one in zip(found, asked, strict=True):
         assert output.token_logprobs == pytest.approx(reference.score(*one), abs=1e-4)
-    assert facts["encoder_shapes_warmed"] == 3  # pictures of up to 16 tokens: the buckets 8, 16, 32
+    # Pictures of up to 16 tokens: the encoder in the buckets 8, 16, 32 and once without; each bucket's rows picked;
+    # steps of 8, 16 and 32 tokens: features put in their places, embedded, brought to the decoder.
+    assert facts["encoder_shapes_warmed"] == 4 + 3 + 3 * 3
     assert (facts["encoder_shapes_late"], facts["shapes_late"]) == (0, 0)
     assert facts["images_encoded"] == len(PICTURES)
 
@@ -81,7 +91,7 @@ def test_features_in_a_bucket_are_those_without(package: Path) -> None:
     bucketed, _ = _encoder(package, is_bucketed=True, is_strict=False)
     for one in PICTURES:
         item = processor.item(Modality.IMAGE, one)
-        features = [encoder.features(item)[0].numpy() for encoder in (plain, bucketed)]
+        features = [feature_rows(encoder.features(item))[0] for encoder in (plain, bucketed)]
         np.testing.assert_allclose(*features, atol=1e-4 * np.abs(features[0]).max())
 
 
@@ -89,14 +99,15 @@ def test_features_in_a_bucket_are_those_without(package: Path) -> None:
 def test_shape_that_is_met_late_is_counted_or_refused_by_name(package: Path, is_strict: bool) -> None:
     encoder, processor = _encoder(package, is_bucketed=False, is_strict=is_strict)
     first, second = (processor.item(Modality.IMAGE, one) for one in PICTURES[:2])
-    encoder.warm_up([first])
+    encoder.warm_up([first], [])
+    encoder._count.freeze()
     encoder.features(first)
     if is_strict:
         with pytest.raises(RunError, match=r"the image encoder was not run with 'pixel_values' \[32, 384\]"):
             encoder.features(second)
     else:
         encoder.features(second)
-        assert encoder.describe()["encoder_shapes_late"] == 1
+        assert encoder._count.describe()["encoder_shapes_late"] == 1
 
 
 def test_encoder_of_one_size_has_one_shape() -> None:
@@ -106,13 +117,14 @@ def test_encoder_of_one_size_has_one_shape() -> None:
     ) as session:
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=[one]) for one in PICTURES])
         facts = session.describe_execution()
-    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (1, 0)
+    # The encoder's, what is picked of it, and three graphs for steps of 8, 16 and 32 tokens.
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (1 + 1 + 3 * 3, 0)
 
 
 def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> None:
     encoder, processor = _encoder(media_export("llava")[0], is_bucketed=False, is_strict=False)
     items = [processor.item(Modality.IMAGE, one) for one in PICTURES]
-    encoder.kept.budget = 2 * encoder.features(items[0])[0].numpy().nbytes
+    encoder.kept.budget = 2 * feature_rows(encoder.features(items[0]))[0].nbytes
     for item in (items[1], items[0], items[2], items[0], items[1]):
         encoder.features(item)
     counters = encoder.counters
@@ -125,22 +137,18 @@ def _batched(
     model = resolve(ModelSettings(model=str(package)))
     assert model.media is not None
     spec = next(spec for spec in model.media.encoders if spec.modality is kind)
-    graph, shapes = str(spec.files.graph), EncoderShapes(spec, is_strict=is_strict, is_bucketed=is_bucketed)
-    opened, batches = (
-        (lambda: ort.InferenceSession(graph)),
-        EncoderBatches(spec, max_rows, is_bucketed=is_bucketed),
-    )
-    encoder = MediaEncoder(spec, Device("cpu"), opened, ort.InferenceSession, shapes, batches=batches)
-    return encoder, MediaProcessor(model.media, model.files)
+    return _opened(spec, is_bucketed, is_strict, max_rows), MediaProcessor(model.media, model.files)
 
 
 def _assert_as_alone(package: Path, encoder: MediaEncoder, items: list[MediaItem]) -> None:
     alone, _ = _batched(package, 1, kind=items[0].modality)
     encoder.expect(items)
     for item in items:
-        for found, expected in zip(encoder.features(item), alone.features(item), strict=True):
-            assert found.shape() == expected.shape()
-            np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5 * np.abs(expected.numpy()).max())
+        for found, expected in zip(
+            feature_rows(encoder.features(item)), feature_rows(alone.features(item)), strict=True
+        ):
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
     assert alone.counters.runs == len(items)
 
 
@@ -152,11 +160,11 @@ SIZES = [(40, 40), (60, 30), (24, 70), (64, 64), (30, 30), (50, 20), (20, 60), (
     "family",
     ["qwen2_5_vl", *(pytest.param(name, marks=pytest.mark.exporters) for name in ("qwen3_5", "qwen3_vl"))],
 )
-@pytest.mark.parametrize(("is_bucketed", "max_rows", "runs"), [(False, 1024, 1), (False, 24, 4), (True, 1024, 2)])
+@pytest.mark.parametrize(("is_bucketed", "max_rows", "runs"), [(False, 1024, 2), (False, 24, 4), (True, 1024, 2)])
 def test_pictures_of_any_size_with_a_grid_are_encoded_together(
     family: str, is_bucketed: bool, max_rows: int, runs: int
 ) -> None:
-    """Ten pictures: as many as `max_rows` has room for, seven in a bucket; each as it is alone."""
+    """Ten pictures: as many as `max_rows` has room for and a power of two, seven in a bucket; each as it is alone."""
     package, _ = media_export(family)
     encoder, processor = _batched(package, max_rows, is_bucketed=is_bucketed)
     items = [processor.item(Modality.IMAGE, picture(seed, *size)) for seed, size in enumerate(SIZES)]
@@ -168,8 +176,9 @@ def test_pictures_of_any_size_with_a_grid_are_encoded_together(
 def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_beforehand() -> None:
     package, _ = media_export("qwen2_5_vl")
     encoder, processor = _batched(package, 64, is_strict=True, is_bucketed=True)
-    encoder.warm_up(processor.dummies(512))
-    warmed = encoder.describe()["encoder_shapes_warmed"]
+    encoder.warm_up(processor.dummies(512), [])
+    encoder._count.freeze()
+    warmed = encoder._count.describe()["encoder_shapes_warmed"]
     rng = np.random.default_rng(0)
     for number in range(30):
         sizes = rng.integers(16, 80, (rng.integers(1, 9), 2)).tolist()
@@ -177,10 +186,12 @@ def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_before
         encoder.expect(items)
         for item in items:
             encoder.features(item)
-    facts = encoder.describe()
+    facts = {**encoder.describe(), **encoder._count.describe()}
     assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (warmed, 0)
     assert facts["image_encoder_runs"] < facts["images_encoded"] / 3
-    assert warmed == 3 + 5  # of one picture 8, 16 and 32 tokens; of several 16, 32, 48, 64 and 96
+    # One picture in 8, 16 and 32 tokens, and once without a bucket; several in 16, 32, 48, 64 and 96; rows of all sizes
+    # are picked.
+    assert warmed == 4 + 5 + 6
 
 
 def test_strict_session_encodes_pictures_of_any_size_together(package: Path) -> None:
@@ -229,15 +240,17 @@ def test_encoder_that_has_one_item_built_in_gets_them_one_by_one_and_says_so(fam
 
 
 @pytest.mark.parametrize("max_rows", [16 * 4, 16 * 7])
-def test_pictures_that_wait_are_encoded_together_up_to_a_number_of_rows(max_rows: int) -> None:
+def test_pictures_that_wait_are_encoded_together_up_to_a_number_offeature_rows(max_rows: int) -> None:
     """Ten pictures of 16 rows, four at most in a run, each as it is alone."""
     encoder, processor = _batched(media_export("llava")[0], max_rows)
     alone, _ = _batched(media_export("llava")[0], 1)
     items = [processor.item(Modality.IMAGE, picture(seed, 40, 40)) for seed in range(10)]
     encoder.expect(items)
     for item in [*items, items[3]]:
-        for found, expected in zip(encoder.features(item), alone.features(item), strict=True):
-            np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5 * np.abs(expected.numpy()).max())
+        for found, expected in zip(
+            feature_rows(encoder.features(item)), feature_rows(alone.features(item)), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
     counters = encoder.counters
     assert (counters.encoded, counters.runs, counters.hits) == (10, 3, 1)  # 4 + 4 + 2
 
@@ -369,7 +382,8 @@ def test_strict_session_runs_every_number_of_pictures_beforehand() -> None:
     with olive_ext.open(package, execution_provider="cpu", engine=engine) as session:
         found = session.loglikelihood(asked)
         facts = session.describe_execution()
-    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (3, 0)  # 1, 2 and 4 pictures
+    # 1, 2 and 4 pictures and what is picked of them, and three graphs for steps of 8, 16 and 32 tokens.
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (3 + 3 + 3 * 3, 0)
     assert (facts["images_encoded"], facts["image_encoder_runs"]) == (7, 3)
     with olive_ext.open(package, execution_provider="cpu") as session:
         expected = session.loglikelihood(asked)
@@ -380,8 +394,9 @@ def test_strict_session_runs_every_number_of_pictures_beforehand() -> None:
 
 def test_number_of_pictures_that_was_not_run_beforehand_is_an_error_that_names_it() -> None:
     encoder, processor = _batched(plain_encoder_export("f32", "default"), 1024, is_strict=True)
-    items = [processor.item(Modality.IMAGE, one) for one in PICTURES[:2]]
-    encoder._shapes.freeze()
+    first, *items = (processor.item(Modality.IMAGE, one) for one in PICTURES)
+    encoder.features(first)
+    encoder._count.freeze()
     encoder.expect(items)
     with pytest.raises(RunError, match=r"the image encoder was not run with 'pixel_values' \[2, 3, 32, 32\]"):
         encoder.features(items[0])

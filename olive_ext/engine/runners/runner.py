@@ -147,9 +147,13 @@ class Runner(ABC):
             found = f"the session has {self.capacity.num_slots} ({why})"
             raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}")
 
-    def warm_up(self, items: Sequence[MediaItem]) -> None:
-        """Runs encoders beforehand on `items` of every shape that is expected. A runner of text alone has none."""
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        """Runs encoders beforehand on `items` of every shape that is expected, and what brings their features to rows
+        of up to `most` tokens. A runner of text alone has none."""
         assert not items
+
+    def warm_up_source(self, source: Source) -> None:  # noqa: B027 (most runners have no such encoder)
+        """Runs the encoder of an encoder-decoder beforehand on a `source` of the shape that all have."""
 
     def bucket(self, shape: str) -> AbstractContextManager[None]:
         """Logs what running a shape for the first time costs, named `shape`, where that is known."""

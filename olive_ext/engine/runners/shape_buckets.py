@@ -105,8 +105,11 @@ class BucketedRunner(Runner):
     def expect_media(self, media: Media) -> None:
         self._inner.expect_media(media)
 
-    def warm_up(self, items: Sequence[MediaItem]) -> None:
-        self._inner.warm_up(items)
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        self._inner.warm_up(items, most)
+
+    def warm_up_source(self, source: Source) -> None:
+        self._inner.warm_up_source(source)
 
     def bucket(self, shape: str) -> AbstractContextManager[None]:
         return self._inner.bucket(shape)

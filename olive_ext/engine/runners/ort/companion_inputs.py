@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.ort.counted_session import CountedSession, ShapeCount
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.kv.stacking import Part, Stacker
 from olive_ext.engine.runners.runner import refuse_other_source
@@ -66,16 +67,18 @@ class Encoder:
         device: Device,
         num_kept: int,
         open_graph: Callable[[bytes], ort.InferenceSession],
+        count: ShapeCount,
     ) -> None:
         self.kind = spec.kind
         self.source = spec.source
         self.num_runs = 0
-        self._session = session
-        self._cross = cross
+        self._count = count
+        self._session = count.of(session, "the encoder")
+        self._cross = count.of(cross, "the graph of cross-attention KV") if cross is not None else None
         self._spec = spec
         self._device = device
         self._num_kept = num_kept
-        self._open_graph = open_graph
+        self._open_graph = count.opener(open_graph, "behind the encoder")
         self._stacker: Stacker | None = None
         self._sources: OrderedDict[str, Encoded] = OrderedDict()
         self._batches: OrderedDict[tuple[str, ...], Encoded] = OrderedDict()
@@ -100,7 +103,17 @@ class Encoder:
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
 
     def describe(self) -> Mapping[str, Any]:
-        return {"source": self._spec.kind.value, "encoder_runs": self.num_runs, "encoder_outputs_kept": self._num_kept}
+        facts = {"source": self._spec.kind.value, "encoder_runs": self.num_runs}
+        return {**facts, "encoder_outputs_kept": self._num_kept, **self._count.describe()}
+
+    def warm_up(self, source: Source) -> None:
+        """Runs the encoder on a source of the shape that all have, and what makes a batch of up to as many as are kept
+        for the rows of a step."""
+        for num_rows in range(1, self._num_kept + 1):
+            self._stacked([self._encoded(source)] * num_rows)
+        self._count.freeze()
+        self.num_runs = 0
+        self.close()
 
     def close(self) -> None:
         self._sources.clear()
@@ -144,7 +157,7 @@ class Encoder:
             values.update(self._cross_values(self._cross, spec.first_step, states))
         return Encoded(values, (states.shape()[1],))
 
-    def _cross_values(self, session: ort.InferenceSession, spec: FirstStepSpec, states: ort.OrtValue) -> Values:
+    def _cross_values(self, session: CountedSession, spec: FirstStepSpec, states: ort.OrtValue) -> Values:
         binding = session.io_binding()
         binding.bind_ortvalue_input(spec.states, states)
         for tensor in spec.masks:
@@ -154,7 +167,7 @@ class Encoder:
         found = self._run(session, binding, dict.fromkeys(spec.outputs.values()))
         return {name: found[output] for name, output in spec.outputs.items()}
 
-    def _run(self, session: ort.InferenceSession, binding: ort.IOBinding, outputs: Mapping[str, None]) -> Values:
+    def _run(self, session: CountedSession, binding: ort.IOBinding, outputs: Mapping[str, None]) -> Values:
         for output in outputs:
             binding.bind_output(output, self._device.kind, self._device.index)
         session.run_with_iobinding(binding)

@@ -62,25 +62,15 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
     return np.ascontiguousarray(array, {**_FLOATS, **DTYPES}[tensor.elem_type])
 
 
-def difference_of(alone: Sequence[Sequence[Array]], together: Sequence[Array]) -> str:
-    """How far the features [N, H] of items together are from those of each alone, of each output; empty where that is
-    rounding."""
-    for place, both in enumerate(together):
-        each = np.concatenate([found[place] for found in alone])
-        if both.shape != each.shape:
-            return f"{len(alone)} together have {len(both)} rows of features, and {len(each)} one by one"
-        largest = np.abs(both.astype(np.float64) - each).max() / max(np.abs(each).max(), 1e-30)
-        if not largest <= ROUNDING[both.dtype.itemsize]:
-            return f"features of {len(alone)} together are {largest:.2g} of the largest off those of each alone"
+def difference_of(expected: Sequence[Array], found: Sequence[Array]) -> str:
+    """How far the features [N, H] of an item are from those expected, of each output; empty where that is rounding."""
+    for other, own in zip(expected, found, strict=True):
+        if own.shape != other.shape:
+            return f"are {len(own)} rows, not {len(other)}"
+        largest = np.abs(own.astype(np.float64) - other).max() / max(np.abs(other).max(), 1e-30)
+        if not largest <= ROUNDING[own.dtype.itemsize]:
+            return f"are {largest:.2g} of the largest off"
     return ""
-
-
-def other_item(inputs: Arrays) -> Arrays:
-    """An item of the same shapes with other content."""
-    return {
-        name: np.ascontiguousarray(np.flip(array, -1)) if array.dtype.kind == "f" else array
-        for name, array in inputs.items()
-    }
 
 
 def joined(items: Sequence[Arrays]) -> Arrays:

@@ -31,7 +31,9 @@ class EncoderBatches:
         self._is_bucketed = is_bucketed
         self._takes_filled = spec.has_mask and not is_bucketed
         self._filled_problem = ""
-        self._tried: set[bool] = set()
+        self._tried: dict[tuple[int, bool], range] = {}
+        """The fewest to the most tokens together that were tried, by number of items and whether some are filled up."""
+
         self._waiting: dict[str, MediaItem] = {}
 
     def expect(self, items: Iterable[MediaItem]) -> None:
@@ -71,13 +73,18 @@ class EncoderBatches:
         most = 1 if self.problem or self._has_grid else _power(self.max_rows // item.num_tokens)
         return [1 << power for power in range(most.bit_length())]
 
-    def is_tried(self, is_filled: bool) -> bool:
-        """Whether items together were held against each of them alone, one of them filled up or not."""
-        return is_filled in self._tried or bool(self.problem)
+    def is_trial_due(self, items: Sequence[MediaItem], is_filled: bool) -> bool:
+        """Whether so many items, of so many tokens together, are still to be held against each of them alone; if so,
+        they count as tried."""
+        tokens = sum(item.num_tokens for item in items)
+        tried = self._tried.get((len(items), is_filled), range(tokens, tokens))
+        if not self.takes(is_filled) or tokens in tried:
+            return False
+        self._tried[len(items), is_filled] = range(min(tried.start, tokens), max(tried.stop, tokens + 1))
+        return True
 
     def note_trial(self, is_filled: bool, problem: str) -> None:
         """Items run one by one because of a `problem`; where only those that are filled up have it, these do."""
-        self._tried.add(is_filled)
         if problem and is_filled:
             self._takes_filled, self._filled_problem = False, problem
         elif problem:
@@ -94,7 +101,7 @@ class EncoderBatches:
 
     @property
     def _has_any_number(self) -> bool:
-        return self._has_grid or self._takes_filled
+        return self._has_grid and self._is_bucketed
 
     def _has_room(self, items: Sequence[MediaItem]) -> bool:
         sizes = [item.num_tokens for item in items]

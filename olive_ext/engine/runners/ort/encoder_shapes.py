@@ -1,14 +1,15 @@
-"""The shapes that an encoder is run with: buckets for pictures of any size, and which were run beforehand.
+"""The few shapes that an encoder is run with, and the graphs behind it: buckets of items, and pieces of features.
 
 An encoder of patches with a grid takes several pictures one behind the other, so a bucket is filled with more: tails of
 zeros with a grid of their own, which no picture's patches attend to. One picture has one tail; several, up to
-`MOST_GRIDS`, have so many that their grids are one more than that. Encoders of one size have one shape anyway. Knows no
-session.
+`MOST_GRIDS`, have so many that their grids are one more than that. Sounds with a mask are filled up to one of a few
+lengths. Encoders of one size have one shape anyway. Knows no session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -16,15 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media import MediaItem, token_bucket, token_buckets
-from olive_ext.errors import RunError
 from olive_ext.model.media_types import MediaEncoderSpec
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-Shape = tuple[tuple[int, ...], ...]
-
-
+Rows = npt.NDArray[np.int64]
 MOST_GRIDS = 7
 """Pictures in a run at most."""
+
+PIECE = 64
+"""Rows of a piece of features, where items have different numbers of tokens. What is picked from an encoder's output
+and put among a step's features is a piece, so that the shapes of both graphs are as many as those of outputs and of
+steps, and not as their products with the sizes of items."""
 
 
 class Bucket(NamedTuple):
@@ -41,27 +44,66 @@ def bucket_of(count: int, num_tokens: int) -> Bucket:
 
 
 class EncoderShapes:
-    """What one encoder has been run with. Without `is_bucketed` inputs keep their shapes; with `is_strict` a shape that
-    was not run beforehand raises `RunError`."""
+    """How one encoder's inputs are padded and its features cut. Without `is_bucketed` neither is."""
 
-    def __init__(self, spec: MediaEncoderSpec, *, is_bucketed: bool = False, is_strict: bool = False) -> None:
+    def __init__(self, spec: MediaEncoderSpec, *, is_bucketed: bool = False) -> None:
         self._spec = spec
-        self._is_strict = is_strict
         self._grid = spec.grid
-        self.is_bucketed = is_bucketed
-        self._met: set[Shape] = set()
-        self._late: set[Shape] = set()
-        self._is_frozen = False
+        self._lengths: list[int] = []
+        self.piece = PIECE
+        """Rows of a piece of features."""
 
-    def freeze(self) -> None:
-        """All shapes that are expected have been run."""
-        self._is_frozen = True
+        self.is_bucketed = is_bucketed
+        self.is_padding_due = is_bucketed and (spec.grid is not None or spec.has_mask)
+        """Whether it is still to be tried if padding changes an item's features."""
+
+        self.problem = ""
+        """Why inputs are not padded."""
+
+    def learn(self, num_tokens: Iterable[int], inputs: Iterable[Arrays]) -> None:
+        """Takes what is expected from items of every shape: the rows of a piece, and the lengths that masks have."""
+        sizes = set(num_tokens)
+        self.piece = sizes.pop() if len(sizes) == 1 else PIECE
+        self._lengths = sorted({length for arrays in inputs if (length := self._length(arrays)) is not None})
+
+    def note_trial(self, problem: str) -> None:
+        """Padding was tried: because of a `problem` inputs keep their shapes."""
+        self.is_padding_due, self.problem = False, problem
+
+    def whole(self, num_rows: int) -> int:
+        """Rows that an encoder's output must have to be an item's features as it is; none has -1."""
+        return num_rows if not self.is_bucketed or num_rows == self.piece else -1
+
+    def pieces(self, rows_N: Rows) -> list[Rows]:
+        """Numbers of rows in pieces of one length each, the last one filled up with the first row."""
+        if not self.is_bucketed:
+            return [rows_N]
+        filled = np.concatenate([rows_N, np.full(-len(rows_N) % self.piece, rows_N[0])])
+        return list(filled.reshape(-1, self.piece))
+
+    def filled(self, inputs: Arrays) -> Arrays:
+        """The item's inputs with zeros up to the next length that was expected, which its mask tells."""
+        own = self._length(inputs)
+        if own is None or self.problem or not self.is_bucketed or not own <= max(self._lengths, default=0):
+            return inputs
+        more = self._lengths[bisect_left(self._lengths, own)] - own
+        shapes = {tensor.name: tensor.shape for tensor in self._spec.inputs}
+        return {
+            name: np.pad(
+                array, [(0, more * (axis > 0 and isinstance(shapes[name][axis], str))) for axis in range(array.ndim)]
+            )
+            for name, array in inputs.items()
+        }
+
+    def _length(self, inputs: Arrays) -> int | None:
+        """The length that an item's mask has; None where there is no mask."""
+        return next((array.shape[1] for name, array in inputs.items() if "mask" in name), None)
 
     def padded(self, inputs: Arrays, items: Sequence[MediaItem], bucket: Bucket | None = None) -> tuple[Arrays, int]:
         """The items' inputs in their bucket, or in another, and the rows of features that the encoder returns for
         them."""
         num_tokens = sum(item.num_tokens for item in items)
-        if not self.is_bucketed or self._grid is None:
+        if not self.is_bucketed or self._grid is None or self.problem:
             return inputs, num_tokens
         grids, size = bucket or bucket_of(len(items), num_tokens)
         patches = next(name for name in inputs if name != self._grid)
@@ -81,23 +123,3 @@ class EncoderShapes:
         largest = bucket_of(2, min(max_rows, MOST_GRIDS * items[-1].num_tokens)).tokens
         sizes = [size for size in token_buckets(largest - 1) if size >= items[0].num_tokens + MOST_GRIDS]
         return [Bucket(MOST_GRIDS + 1, size) for size in sizes]
-
-    def note(self, inputs: Arrays) -> None:
-        """Counts the shape of a run that is about to happen. Raises `RunError` where it may not."""
-        shape = tuple(array.shape for array in inputs.values())
-        if not self._is_frozen or shape in self._met:
-            self._met.add(shape)
-            return
-        if self._is_strict:
-            shown = ", ".join(f"'{name}' {list(array.shape)}" for name, array in inputs.items())
-            raise RunError(
-                f"'engine.strict_shapes' = true: the {self._spec.modality.value} encoder was not run with {shown} "
-                "beforehand"
-            )
-        self._late.add(shape)
-
-    def describe(self) -> Mapping[str, Any]:
-        """Shapes run beforehand, where they were, and those met later."""
-        if not self._is_frozen:
-            return {}
-        return {"encoder_shapes_warmed": len(self._met), "encoder_shapes_late": len(self._late)}

@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.runners.ort.companion_inputs import Encoder
+from olive_ext.engine.runners.ort.counted_session import ShapeCount
 from olive_ext.engine.runners.ort.embedding import Embedding
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
@@ -26,6 +27,7 @@ from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
 from olive_ext.graph.nodes import clips_as_max, drop_shape_hints
 from olive_ext.graph.onnx_file import ModelProto, external_locations, load_graph, relocate
+from olive_ext.graph.padded_rows import NUM_ROWS, pad_rows
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.graph.tree_attention import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 from olive_ext.model import ResolvedModel, external_data_plan, open_session
@@ -122,26 +124,32 @@ class Opener:
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         proto, file, read = self._embedding_graph(spec)
         encoders = self.model.media.encoders if self.model.media is not None else ()
-        opened = [self._media_encoder(found, device) for found in encoders]
-        return Embedding(self._from_memory(proto, file), read, device, opened, self.helper)
+        count = self._shape_count()
+        opened = [self._media_encoder(found, device, count) for found in encoders]
+        session, is_bucketed = self._from_memory(proto, file), self.model.warms_encoders
+        return Embedding(session, read, device, opened, self.helper, count, is_bucketed=is_bucketed)
 
-    def _media_encoder(self, spec: MediaEncoderSpec, device: Device) -> MediaEncoder:
+    def _media_encoder(self, spec: MediaEncoderSpec, device: Device, count: ShapeCount) -> MediaEncoder:
         """An encoder of pictures or sound, which may have providers of its own; `device` is the decoder's."""
         providers = self.model.providers_of(spec)
         is_alike = providers == self.model.providers
         there = self if is_alike else replace(self, model=replace(self.model, came_up=providers))
-        is_strict = self.model.settings.engine.strict_shapes
-        is_bucketed = self.model.warms(spec)
-        shapes = EncoderShapes(spec, is_bucketed=is_bucketed, is_strict=is_strict)
+        is_bucketed = self.model.warms_encoders
+        shapes = EncoderShapes(spec, is_bucketed=is_bucketed)
         place = device if is_alike else there.model.device
         batches = EncoderBatches(spec, choose_encoder_rows(self.model.settings, place), is_bucketed=is_bucketed)
         sessions = partial(there.media, spec), there.helper
-        return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket)
+        if is_bucketed and spec.has_own_rows:
+            spec = replace(spec, real_rows=TensorSpec(NUM_ROWS, 7, (1,)))
+        return MediaEncoder(spec, place, *sessions, shapes, batches=batches, bucket=self.compiled.bucket, count=count)
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
         try:
-            return self._from_memory(load_graph(spec.files.graph), spec.files.graph, floats_only=True)
+            proto = load_graph(spec.files.graph)
+            if self.model.warms_encoders and spec.has_own_rows:
+                pad_rows(proto, spec.inputs[0].name, [output.name for output in spec.outputs])
+            return self._from_memory(proto, spec.files.graph, floats_only=True)
         except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
@@ -171,7 +179,11 @@ class Opener:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        return Encoder(self._from_memory(proto, companion.graph), cross, encoder, device, num_kept, self.helper)
+        session, count = self._from_memory(proto, companion.graph), self._shape_count()
+        return Encoder(session, cross, encoder, device, num_kept, self.helper, count)
+
+    def _shape_count(self) -> ShapeCount:
+        return ShapeCount(is_strict=self.model.settings.engine.strict_shapes)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
         """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""

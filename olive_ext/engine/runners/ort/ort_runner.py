@@ -95,11 +95,19 @@ class OrtRunner(Runner):
         if self._parts.embedding is not None:
             self._parts.embedding.expect(media)
 
-    def warm_up(self, items: Sequence[MediaItem]) -> None:
-        """Runs the encoders of pictures and sound. Raises `RunError` where the device fails."""
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        """Runs the encoders of pictures and sound and what joins their features, for rows of up to `most` tokens.
+        Raises `RunError` where the device fails."""
         if self._parts.embedding is not None:
+            most = most * self._kv.num_slots if self.traits.batching is Batching.ALIKE else most + self._kv.num_slots
             with named_ort_failures("on a picture of the warm-up"):
-                self._parts.embedding.warm_up(items)
+                self._parts.embedding.warm_up(items, most)
+
+    def warm_up_source(self, source: Source) -> None:
+        """Runs the encoder of an encoder-decoder. Raises `RunError` where the device fails."""
+        assert self._parts.encoder is not None
+        with named_ort_failures("on a source of the warm-up"):
+            self._parts.encoder.warm_up(source)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows slots to `positions`, the shared-prefix cache to `cells`, by a quarter or more; never shrinks them."""
