@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from olive_ext.engine.requests import Request
+from olive_ext.python_processes import python_command
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, WorkerLostError
 
@@ -53,9 +54,8 @@ class ProcessWorker:
     def open(self) -> Served:
         self.stop()
         self._replies = queue.SimpleQueue()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", self._child]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        command = python_command(self._child)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._process = process  # another thread may stop it from here on
         assert process.stdout is not None
         arguments = process.stdout, self._replies
