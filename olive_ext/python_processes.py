@@ -13,7 +13,7 @@ import sys
 
 def import_path() -> list[str]:
     """Where this process imports from, without the working directory, which is "" there."""
-    return [place for place in sys.path if place]
+    return [place for place in sys.path if isinstance(place, str) and place]
 
 
 def python_command(program: str, *arguments: str) -> list[str]:

@@ -60,7 +60,7 @@ def test_the_same_without_it_would_run_what_lies_there(tmp_path: Path) -> None:
 
 
 def test_folder_whose_name_is_no_text_stays_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, "", f"{tmp_path}/é\udc80'\""])
+    monkeypatch.setattr(sys, "path", [*sys.path, "", tmp_path, f"{tmp_path}/é\udc80'\""])
     program = "print(ascii(sys.path[-1]))"
     done = subprocess.run(python_processes.python_command(program), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ascii(sys.path[-1])

@@ -122,10 +122,11 @@ class _Cluster:
             given |= {"num_cpus": max(self._count, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
             environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}, **environment}
             given["include_dashboard"] = False
-        job = self.ray.job_config.JobConfig(runtime_env=environment)
-        if "://" not in (address or ""):  # Ray adds its driver's working directory to the actors' path, but not then
-            job._runtime_env_has_working_dir = lambda: True
-        given["job_config"] = job
+        if "://" in (address or ""):
+            given["runtime_env"] = environment
+        else:
+            job = given["job_config"] = self.ray.job_config.JobConfig(runtime_env=environment)
+            job._runtime_env_has_working_dir = lambda: True  # else the driver's comes first on the path of the actors
         try:
             _connect(address)
             self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
