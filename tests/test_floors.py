@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 # imports within itself as it likes. Where two members hold a module, the longer name counts.
 FLOORS = {
     "olive_ext": [
-        ["errors"],
+        ["errors", "python_processes", "telemetry"],
         ["config", "report", "records"],
         ["model", "graph", "stats"],
         ["engine"],

@@ -42,7 +42,8 @@ def main(folder: Path) -> None:
     for library, names in _expected(site / CAPI / "libonnxruntime_providers_cuda.so").items():
         _build(libraries, library, names)
     runner = folder / "run"
-    paths = f'LD_LIBRARY_PATH="{libraries}:$LD_LIBRARY_PATH" PYTHONPATH="{site}:$PYTHONPATH"'
+    given = {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": site}  # an empty entry of either is the working directory
+    paths = " ".join(f'{name}="{place}${{{name}:+:${name}}}"' for name, place in given.items())
     runner.write_text(f'#!/bin/sh\nexport {paths} OLIVE_EXT_CUDA_STUB="{libraries}/libcudart.so.13"\nexec "$@"\n')
     runner.chmod(0o755)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "import sys; from olive_ext.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.path[:] = filter(None, sys.path); from olive_ext.cli import main; sys.exit(main())"
 
 
 def bench(model: Path, output: Path, options: Sequence[object]) -> dict[str, Any] | None:

@@ -138,8 +138,9 @@ class Process:
         python = given.python if name == "genai" else sys.executable
         options = [given.kind, given.packages[0], "--num-threads", given.num_threads, "--batch", given.batch]
         command = [str(word) for word in (python, Path(__file__).resolve(), *options, "--child", name)]
-        path = "" if python != sys.executable else os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(given.num_threads)}  # torch's, too
+        paths = [] if python != sys.executable else filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        threads = str(given.num_threads)  # torch's, too
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -261,7 +262,8 @@ def sounds(given: argparse.Namespace, processes: Sequence[Process], folder: Path
 def opens(python: str, packages: Sequence[str]) -> None:
     """A line for each package: what genai's model and processor of pictures and sound say to it."""
     code = (
-        "import sys, onnxruntime_genai as genai; model = genai.Model(sys.argv[1]); "
+        "import sys; sys.path[:] = filter(None, sys.path); "  # nothing from the working directory
+        "import onnxruntime_genai as genai; model = genai.Model(sys.argv[1]); "
         "print('opens, as', model.type); model.create_multimodal_processor(); print('has a processor')"
     )
     for package in packages:

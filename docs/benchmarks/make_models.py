@@ -29,6 +29,10 @@ from pathlib import Path
 from typing import Any
 
 SEED = 7
+BUILDER = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # nothing from the working directory
+    "import runpy; runpy.run_module('onnxruntime_genai.models.builder', run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ def make(given: argparse.Namespace) -> None:
                 _step(given, precision)
                 _step(given, f"{precision}-weights")
             else:
-                _run(["-m", "onnxruntime_genai.models.builder", *_builder_options(given, precision)])
+                _run(["-c", BUILDER, *_builder_options(given, precision)])
         print(f"{folder} {sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:.0f} MB")
 
 
@@ -196,7 +200,7 @@ def _step(given: argparse.Namespace, name: str) -> None:
 def _run(arguments: Sequence[object], packages: Path | None = None) -> None:
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if packages is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(packages), environment.get("PYTHONPATH", "")])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), environment.get("PYTHONPATH")]))
     subprocess.run([sys.executable, *map(str, arguments)], check=True, env=environment)
 
 

@@ -18,7 +18,6 @@ import gc
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.python_processes import module_command
 from olive_ext.text.requests import GenerationRequest
 
 SIDES = {"tiny": 32, "base": 224}
@@ -198,7 +198,7 @@ def first(given: argparse.Namespace) -> None:
     for number in range(given.rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
             options = [given.packages[0], "--num-threads", str(given.num_threads), "--child", name]
-            command = [sys.executable, "-m", "docs.benchmarks.pictures", "first", *options]
+            command = module_command("docs.benchmarks.pictures", "first", *options)
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             sides[name].append(json.loads(done.stdout.splitlines()[-1]))
     print("| ms of processor time (clock) | " + " | ".join(sides) + " |\n|---|" + "--:|" * len(sides))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import subprocess
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jinja2
-import lm_eval.loggers.utils
 import lm_eval.utils
 
 from olive_ext.backends.progress import shown
@@ -64,36 +63,24 @@ def compiled_templates() -> Iterator[None]:
 
 
 @contextmanager
-def environment_read_once() -> Iterator[None]:
-    """The machine is described once a process (lm-eval takes 2 s for it, in every evaluation), and git writes no error
-    to stderr outside a repository."""
+def no_code_of_the_working_directory() -> Iterator[None]:
+    """What lm-eval starts runs nothing that lies in the working directory, which may be a stranger's folder.
+
+    Its results are left without a description of the machine (`python -m pip`, and 2 s in every evaluation) and of a
+    working copy of git, whose configuration git obeys; reports have their own. Processes of its bootstrap's pool, which
+    macOS and Windows start anew, inherit Python's switch, which Python 3.10 does not know.
+    """
     module: Any = importlib.import_module("lm_eval.evaluator")  # `lm_eval` itself imports it when it evaluates
-    own: dict[str, Callable[..., Any]] = {
-        "add_env_info": lambda storage: storage.update(_environment()),
-        "get_git_commit_hash": _commit,
-    }
     with ExitStack() as undo:
-        for name, replacement in own.items():
+        for name in ("add_env_info", "get_git_commit_hash"):
             found = getattr(module, name, None)
             if found is not None:
-                setattr(module, name, replacement)
+                setattr(module, name, lambda *_: None)
                 undo.callback(setattr, module, name, found)
+        if "PYTHONSAFEPATH" not in os.environ:
+            os.environ["PYTHONSAFEPATH"] = "1"
+            undo.callback(os.environ.pop, "PYTHONSAFEPATH", None)
         yield
-
-
-@functools.cache
-def _environment() -> dict[str, Any]:
-    storage: dict[str, Any] = {}
-    lm_eval.loggers.utils.add_env_info(storage)
-    return storage
-
-
-def _commit() -> str | None:
-    try:
-        found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return found.stdout.strip() or None
 
 
 @contextmanager

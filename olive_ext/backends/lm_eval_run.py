@@ -14,11 +14,7 @@ from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.journaled_lm import journaled
 from olive_ext.backends.lm_eval.lost_requests import answered_documents
-from olive_ext.backends.lm_eval_patches import (
-    compiled_templates,
-    environment_read_once,
-    quiet_bars,
-)
+from olive_ext.backends.lm_eval_patches import compiled_templates, no_code_of_the_working_directory, quiet_bars
 from olive_ext.backends.shot_media import media_of_shots
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
@@ -48,7 +44,7 @@ def run_tasks(
     with (
         named_failures("the evaluation stopped"),
         built_requests(),
-        environment_read_once(),
+        no_code_of_the_working_directory(),
         quiet_bars(progress),
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
         bounded_chat_templates(),

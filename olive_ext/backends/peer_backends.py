@@ -37,6 +37,14 @@ class Opening:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
+def refuse_code() -> None:
+    """Has transformers refuse a folder's Python in this process where nothing was said of it: lm-eval's ONNX backends
+    and Olive's say nothing, and it would ask on the terminal."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
 def open_backend(name: str, opening: Opening) -> LM:
     """Opens one of lm-eval's backends, or ours; exceptions of the backend pass unchanged."""
     if name in ("onnxruntime", "onnxruntime-genai"):

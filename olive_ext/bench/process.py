@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.bench.job import Job, Run
+from olive_ext.python_processes import module_command
 
-_WORKER = ("-m", "olive_ext.bench.worker")
+_WORKER = "olive_ext.bench.worker"
 _GRACE_SECONDS = 5.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -26,10 +26,8 @@ class Launcher:
     `command` is given the job on stdin and the result's path as its last argument.
     """
 
-    def __init__(
-        self, folder: Path, timeout: float | None = None, command: Sequence[str] = (sys.executable, *_WORKER)
-    ) -> None:
-        self._command = command
+    def __init__(self, folder: Path, timeout: float | None = None, command: Sequence[str] | None = None) -> None:
+        self._command = module_command(_WORKER) if command is None else command
         self._folder = folder
         self._timeout = timeout
         self._number = 0
@@ -82,9 +80,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _environment(job: Job) -> Mapping[str, str]:
     threads = job.opening.get("num_threads")
     chosen = {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "OLIVE_DISABLE_TELEMETRY": "1"}
-    path = os.pathsep.join(item for item in sys.path if item)
-    return {**os.environ, **quiet, **chosen, "PYTHONPATH": path}
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    return {**os.environ, **quiet, **chosen}
 
 
 def _why(status: int | None, timeout: float | None, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m olive_ext.bench.worker RESULT`, the job as JSON on stdin.
+"""One measurement in a process of its own: this module with the path of the RESULT, and the job as JSON on stdin.
 
 Ends when its parent does: stdin stays open as long as the parent lives.
 """
@@ -110,8 +110,9 @@ def _memory(stage: str, readers: Mapping[str, Callable[[], int]]) -> dict[str, i
 
 def open_lm(job: Job) -> Any:
     """The backend that the job names; a peer is given the tokens that ours would have."""
-    from olive_ext.backends.peer_backends import Opening, feed_our_tokens, open_backend
+    from olive_ext.backends.peer_backends import Opening, feed_our_tokens, open_backend, refuse_code
 
+    refuse_code()
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
         from olive_ext.workflow.olive_backends import open_olive

@@ -18,8 +18,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from olive_ext.jobs.portable_recipe import NODE
+from olive_ext.python_processes import module_command
 
 JOIN_S = 600
 """Seconds in which the first node must have come up."""
@@ -68,12 +70,14 @@ def _refuse(why: str) -> int:
 def _started(*arguments: str) -> subprocess.Popen[str] | None:
     """`ray start` in the foreground, once it says that the node is up. It is tried again where Ray gives up, which it
     does on a busy machine."""
-    command = (sys.executable, "-u", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
-    options = ("--resources", json.dumps({NODE: 1}), *arguments)
+    command = module_command(
+        "ray.scripts.scripts", "start", "--block", "--resources", json.dumps({NODE: 1}), *arguments
+    )
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     deadline = time.monotonic() + JOIN_S
     while time.monotonic() < deadline:
-        given = (*command, *options)
-        ray = subprocess.Popen(given, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        ray = subprocess.Popen(command, text=True, errors="replace", env=environment, **pipes)
         is_up = threading.Event()
         threading.Thread(target=_forward, args=(ray, is_up), daemon=True).start()
         while ray.poll() is None and time.monotonic() < deadline:

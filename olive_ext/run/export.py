@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from filelock import FileLock
 from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
+from olive_ext.python_processes import module_command
 from olive_ext.records.cache_folder import cache_folder, make_own_folder
 from olive_ext.session.opening import open_model
 
@@ -114,10 +114,10 @@ def _make(model: ResolvedModel, target: Path) -> None:
         folder = Path(scratch, "model")
         options = ["-i", str(model.files.directory.resolve()), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
         options += ["-c", str(Path(scratch, "cache"))]
+        options += ["--extra_options", f"hf_remote={str(model.settings.trust_remote_code).lower()}"]  # true by default
+        command = module_command(MODULE, *options)
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", MODULE, *options], capture_output=True, text=True, timeout=_SECONDS, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             raise OliveExtError(f"{BUILDER} has not exported it within {_SECONDS} s") from error
         if done.returncode:

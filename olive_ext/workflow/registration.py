@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
 from olive.systems.python_environment import PythonEnvironmentSystem
+from olive.telemetry.telemetry import Telemetry
 
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.config.base import word
@@ -58,6 +60,7 @@ def wrap_once(owner: type, name: str, hook: Hook) -> bool:
 
 def register() -> None:
     """Registers both types and mends Olive's engine for them; may be called again."""
+    silence()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
@@ -111,11 +114,36 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
 
 
 def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """Olive's class of a pass, and `OnnxConversion` mended: its module imports torch, so not before it is needed."""
+    """Olive's class of a pass, and `OnnxConversion` and `ModelBuilder` mended: their modules import torch, so not
+    before they are needed."""
     found = proceed()
     if found.__module__ == "olive.passes.onnx.conversion":
         mend_conversion(sys.modules[found.__module__])
+    if found.__name__ == "ModelBuilder":
+        wrap_once(found, "_run_for_config", build_without_code)
     return found
+
+
+def build_without_code(builder: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `ModelBuilder`: Python of the model's folder runs where the recipe trusts it (`load_kwargs` of the
+    model, or `hf_remote` of the pass). onnxruntime-genai's builder runs it by itself."""
+    model, config = given["model"], given["config"]
+    load_kwargs: Mapping[str, Any] = model.get_load_kwargs() if hasattr(model, "get_load_kwargs") else {}
+    options = {"hf_remote": bool(load_kwargs.get("trust_remote_code")), **(config.extra_options or {})}
+    return proceed(config=config.model_copy(update={"extra_options": options}))
+
+
+def silence() -> None:
+    """Olive 0.13 sends its first message, and writes an id of this machine into the user's cache, before it looks at
+    its own switch; where it takes itself to be in a pipeline it does neither."""
+    if os.environ.get("OLIVE_DISABLE_TELEMETRY") != "1":
+        return
+    kept = os.environ.get("CI")
+    os.environ["CI"] = "1"
+    try:
+        Telemetry()  # the only one of the process
+    finally:
+        os.environ.pop("CI") if kept is None else os.environ.update(CI=kept)
 
 
 def mend_conversion(module: Any) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+import multiprocessing
 import random
 import sys
 import time
@@ -13,7 +13,7 @@ import pytest
 import tqdm
 from lm_eval.tasks import TaskManager
 
-from olive_ext.backends.lm_eval_patches import compiled_templates, environment_read_once, quiet_bars
+from olive_ext.backends.lm_eval_patches import compiled_templates, no_code_of_the_working_directory, quiet_bars
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -120,31 +120,37 @@ def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
     assert env.from_string("{{a}}") is not env.from_string("{{a}}")
 
 
-def test_environment_is_described_as_lm_eval_does_and_quietly(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lm_eval_describes_neither_machine_nor_working_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run `python -m pip` and git in the working directory, which may be a stranger's."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pip.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     evaluator = lm_eval.evaluator
-    theirs: dict[str, Any] = {}
-    ours: dict[str, Any] = {}
-    again: dict[str, Any] = {}
-    evaluator.add_env_info(theirs)
-    before = evaluator.add_env_info
-    with environment_read_once():
-        evaluator.add_env_info(ours)
-        begin = sum(os.times()[:4])  # processor time, its processes' as well: others may hold up this test
-        evaluator.add_env_info(again)
-        assert sum(os.times()[:4]) - begin < 0.1
-        assert evaluator.get_git_commit_hash() is None
+    before, found = evaluator.add_env_info, {}
+    with no_code_of_the_working_directory():
+        evaluator.add_env_info(found)
+        assert (found, evaluator.get_git_commit_hash()) == ({}, None)
     assert evaluator.add_env_info is before
-    assert set(ours) == set(theirs) == set(again)
-    assert "fatal" not in capfd.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    evaluator.add_env_info(found)
+    assert (tmp_path / "ran").exists()
+
+
+def test_pool_that_is_started_anew_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 has no switch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "multiprocessing.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with no_code_of_the_working_directory(), multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(abs, [-3]) == [3]
+    assert not (tmp_path / "ran").exists()
 
 
 def test_first_evaluation_of_a_process_is_quiet_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval, "evaluator", lm_eval.evaluator)  # which importing anew replaces
     monkeypatch.delitem(sys.modules, "lm_eval.evaluator")
-    with environment_read_once():
+    with no_code_of_the_working_directory():
         from lm_eval.evaluator import get_git_commit_hash
 
         assert get_git_commit_hash.__module__.startswith("olive_ext.")

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from olive_ext.engine.requests import Request
 from olive_ext.errors import one_line
+from olive_ext.python_processes import python_command
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, WorkerLostError
 
@@ -54,11 +55,9 @@ class ProcessWorker:
     def open(self) -> Served:
         self.stop()
         self._replies = queue.SimpleQueue()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", self._child]
         # A session of its own: Ctrl-C reaches all processes of the terminal's, and is the parent's to handle.
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+        process = subprocess.Popen(python_command(self._child), start_new_session=True, **pipes)
         self._process = process  # another thread may stop it from here on
         assert process.stdout is not None
         arguments = process.stdout, self._replies

@@ -18,6 +18,7 @@ from typing import Any
 from olive_ext.config.workers import WorkerSettings
 from olive_ext.engine.requests import Pulse, Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
+from olive_ext.python_processes import import_path
 from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
 from olive_ext.session.workers.worker import Watchdog, Worker, WorkerLostError
 
@@ -114,13 +115,17 @@ class _Cluster:
         if self.ray.is_initialized():
             self._note_head()
             return
-        address, path = self.wanted.address, os.environ.get("PYTHONPATH", "")
-        given: dict[str, Any] = {"runtime_env": dict(self.wanted.runtime_env)}
+        address, environment = self.wanted.address, dict(self.wanted.runtime_env)
+        given: dict[str, Any] = {}
         if address is None:
             given |= {"num_cpus": max(self._count, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
-            given["runtime_env"] = {"env_vars": {"PYTHONPATH": path}, **given["runtime_env"]}
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}, **environment}
             given["include_dashboard"] = False
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if "://" in (address or ""):
+            given["runtime_env"] = environment
+        else:
+            job = given["job_config"] = self.ray.job_config.JobConfig(runtime_env=environment)
+            job._runtime_env_has_working_dir = lambda: True  # else the driver's comes first on the path of the actors
         try:
             _connect(address)
             with _own_sigterm():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.exports import genai_export
 from tests.exports.media import plain_encoder_export
 from tests.exports.quickstart import TASKS, exported
 from tests.families.pictures import picture
+from tests.strangers import environment, put_modules
 
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
@@ -184,6 +186,24 @@ def test_workers_without_room_are_refused_in_time() -> None:
     with pytest.raises(Exception, match=r"worker \d did not come up within 3 s: the cluster has") as caught:
         open_tiny(workers={"count": 1, "resources": {"moon": 1}, "start_timeout": 3})
     assert not isinstance(caught.value, ConfigError)
+
+
+def test_actors_import_nothing_from_the_drivers_working_directory(tmp_path: Path) -> None:
+    """Ray puts that on their path; relative paths of models still begin there."""
+    model = shutil.copytree(genai_export("llama"), tmp_path / "model")
+    put_modules(model)
+    (tmp_path / "driver.py").write_text(
+        "import olive_ext\n"
+        "with olive_ext.open('.', workers=2) as session:\n"
+        "    print(session.loglikelihood([([5, 6, 7], [8])])[0].logprob < 0)\n"
+    )
+    ran = tmp_path / "ran"
+    given = {**environment(ran, PYTHONPATH=os.pathsep.join(sys.path)), "RAY_ADDRESS": ""}
+    found = subprocess.run(
+        [sys.executable, tmp_path / "driver.py"], cwd=model, env=given, capture_output=True, text=True
+    )
+    assert found.stdout == "True\n", found.stderr
+    assert not ran.exists(), ran.read_text()
 
 
 DRIVER = """

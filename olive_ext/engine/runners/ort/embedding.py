@@ -19,7 +19,7 @@ from olive_ext.engine.runners.ort.feature_graphs import FeatureGraph
 from olive_ext.engine.runners.ort.inputs import Feed, Layout
 from olive_ext.engine.runners.ort.kv.kv_store import Device, zeros
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.engine.step import Row
+from olive_ext.engine.step import Row, Step
 from olive_ext.errors import OliveExtError
 from olive_ext.graph.standalone_graphs import fold_graph
 from olive_ext.model.media_types import WORDS, EmbeddingSpec
@@ -114,7 +114,7 @@ class Embedding:
         for modality, encoder in self._encoders.items():
             encoder.warm_up([item for item in items if item.modality is modality], sizes)
         for size in sizes:
-            for value in self._embedded(Layout.of([Row(0, 0, (0,) * size)])).values():
+            for value in self._embedded(Layout.of(Step((Row(0, 0, (0,) * size),)))).values():
                 self._fold(value, [1, 1])
         self._count.freeze()
 
