@@ -26,7 +26,7 @@ from olive_ext.engine.runners.ort.ort_parts import OrtParts, SharedPrefixKv
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
-from olive_ext.engine.runners.row_trials import find_row_mix
+from olive_ext.engine.runners.row_trials import find_row_mix, group_rows
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.engine.runners.trials import (
     check_answer_steps,
@@ -140,6 +140,8 @@ def _runner(
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
+    if spec.rounds_rows and device.kind == "cpu" and spec.is_splittable and chunk_size > 1:
+        group_rows(runner, spec, notes)
     opened = with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes)
     if opener.form == "answers" and num_slots > 1:
         _share_answer_steps(opened, spec, notes)
