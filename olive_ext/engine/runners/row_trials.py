@@ -19,7 +19,7 @@ from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.runners.trials import TARGETS, disagreement
 from olive_ext.engine.step import ALONE, Batching, FloatArray, LogitsRow, Row, RowMix, Step
 from olive_ext.errors import RunError
-from olive_ext.model.types import DecoderSpec, SourceKind
+from olive_ext.model.types import DecoderSpec, Device, SourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,11 @@ def find_row_mix(
     return replace(mix, continued=trial.agrees(trial.texts_continued_together))
 
 
-def group_rows(runner: Runner, spec: DecoderSpec, notes: list[str]) -> None:
-    """Lets texts be cut only where a trial finds the same bits, because the model's roundings would show others."""
+def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: int, notes: list[str]) -> None:
+    """Lets texts be cut only where a trial finds the same bits, if the model's roundings would show others. Steps of
+    one token need no trial: a text is the same however it is cut."""
+    if not spec.rounds_rows or device.kind != "cpu" or not spec.is_splittable or chunk_size == 1:
+        return
     if spec.states:  # they stand for what fills a group up, too
         notes.append("with states no groups of rows are made: what shares steps with a text may move its roundings")
         return

@@ -10,9 +10,10 @@ from olive_ext.engine.runners.row_trials import group_rows
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, Step, StepOutput
 from olive_ext.errors import RunError
-from olive_ext.model.types import DecoderSpec, SourceKind, StateTensor, TensorSpec
+from olive_ext.model.types import DecoderSpec, Device, SourceKind, StateTensor, TensorSpec
 
 FLOAT, V = 1, 11
+CPU = Device("cpu")
 
 
 class Kernels(Runner):
@@ -59,15 +60,17 @@ class Broken(Kernels):
         raise RunError("planted")
 
 
-def spec(*, has_states: bool = False) -> DecoderSpec:
+def spec(*, has_states: bool = False, rounds_rows: bool = True) -> DecoderSpec:
     states = (StateTensor("sum", "new_sum", FLOAT, (2,)),) if has_states else ()
-    return DecoderSpec((), (), TensorSpec("logits", FLOAT, ("B", "S", V)), V, 512, False, states)
+    return DecoderSpec(
+        (), (), TensorSpec("logits", FLOAT, ("B", "S", V)), V, 512, False, states, rounds_rows=rounds_rows
+    )
 
 
 @pytest.mark.parametrize(("tile", "group"), [(1, 2), (2, 2), (4, 4), (8, 8), (16, 16)])
 def test_group_is_what_the_kernels_take_at_a_time(tile: int, group: int) -> None:
     runner, notes = Kernels(tile), []
-    group_rows(runner, spec(), notes)
+    group_rows(runner, spec(), CPU, 256, notes)
     assert runner.traits == Traits(512, Batching.ALIKE, row_group=group)
     assert notes == []
 
@@ -75,7 +78,7 @@ def test_group_is_what_the_kernels_take_at_a_time(tile: int, group: int) -> None
 @pytest.mark.parametrize("runner", [Kernels(3), Kernels(64), Kernels(8, context_length=15), Broken(1)])
 def test_texts_are_fed_whole_where_no_group_is_found(runner: Kernels) -> None:
     notes: list[str] = []
-    group_rows(runner, spec(), notes)
+    group_rows(runner, spec(), CPU, 256, notes)
     assert runner.traits == Traits(runner.traits.context_length, Batching.SINGLE, chunked_prefill=False)
     assert len(notes) == 1
     assert "whole and alone" in notes[0]
@@ -83,13 +86,13 @@ def test_texts_are_fed_whole_where_no_group_is_found(runner: Kernels) -> None:
 
 def test_short_context_is_cut_as_well() -> None:
     runner = Kernels(2, context_length=12)
-    group_rows(runner, spec(), [])
+    group_rows(runner, spec(), CPU, 256, [])
     assert runner.traits.row_group == 2
 
 
 def test_decoder_behind_an_encoder_is_tried_with_a_source_of_its_shape() -> None:
     runner = Kernels(4, encoder=TensorSpec("features", FLOAT, ("B", 80, "T")))
-    group_rows(runner, spec(), [])
+    group_rows(runner, spec(), CPU, 256, [])
     (source,) = runner.sources
     assert runner.traits.row_group == 4
     assert source is not None
@@ -99,7 +102,15 @@ def test_decoder_behind_an_encoder_is_tried_with_a_source_of_its_shape() -> None
 
 def test_states_are_not_fed_in_groups_and_a_note_says_so() -> None:
     runner, notes = Broken(2), []
-    group_rows(runner, spec(has_states=True), notes)
+    group_rows(runner, spec(has_states=True), CPU, 256, notes)
     assert runner.traits == Traits(512, Batching.ALIKE)
     assert len(notes) == 1
     assert "states" in notes[0]
+
+
+def test_nothing_is_tried_where_no_rounding_shows_or_every_step_has_one_token() -> None:
+    for rounds, device, chunk_size in [(False, CPU, 256), (True, Device("cuda"), 256), (True, CPU, 1)]:
+        runner, notes = Broken(2), []
+        group_rows(runner, spec(rounds_rows=rounds), device, chunk_size, notes)
+        assert runner.traits == Traits(512, Batching.ALIKE)
+        assert notes == []

@@ -129,19 +129,17 @@ def _runner(
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
-    if isinstance(kv, ReturnedKv):
-        if parts.encoder is None:
-            chunk_size = fitting_chunk_size(chunk_size, runner, notes)
-        if spec.is_splittable and num_slots > 1:
-            _batch_rows(runner, kv, spec, chunk_size)
+    if isinstance(kv, ReturnedKv) and parts.encoder is None:
+        chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+    if isinstance(kv, ReturnedKv) and spec.is_splittable and num_slots > 1:
+        _batch_rows(runner, kv, spec, chunk_size)
     if trials is not None and (problem := against_packed_steps(runner, trials)):
         runner.close()
         raise NotPagedError(problem)
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
-    if spec.rounds_rows and device.kind == "cpu" and spec.is_splittable and chunk_size > 1:
-        group_rows(runner, spec, notes)
+    group_rows(runner, spec, device, chunk_size, notes)
     opened = with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes)
     if opener.form == "answers" and num_slots > 1:
         _share_answer_steps(opened, spec, notes)
