@@ -46,7 +46,7 @@ Made by `python -m docs.decoders` (see there). Models are tiny, with random weig
 - **generate**: greedy answers of 16 tokens that equal the reference's, with 1, 3 and 8 slots; with integer weights, of
   a plain loop by the token, since these round otherwise in a step of one token.
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once, 1.09 that
-  steps were filled up to an even number of tokens, because activations are rounded.
+  steps were filled up to whole groups of tokens, pairs here,, because activations are rounded.
 - **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and those requests in
   another order, in nats, and 16 texts of one length, which share steps where the graph takes several rows.
 - **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch. Empty where the row

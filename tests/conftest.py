@@ -9,7 +9,11 @@ import onnxruntime
 import pytest
 from hypothesis import settings
 
+from tests import emulated
 from tests.exports.cache import cache_folder
+
+if emulated.IS_EMULATED:
+    emulated.hold()
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
 os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker process say so

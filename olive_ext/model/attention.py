@@ -144,7 +144,6 @@ def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
         notes.append(
             f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
             "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between "
-            "one token a step and several, can grow to hundredths or tenths of a nat; on a CPU texts are scored "
-            "one a step, in whole groups of rows"
+            "one token a step and several, or on another processor, can grow to hundredths or tenths of a nat"
         )
     return notes

@@ -13,6 +13,8 @@ from tests.graph.heads import H, V
 from tests.graph.layers import FF, flat_layer, layer
 from tests.graph.test_scoring_head import COUNTS, HALF_ATOL, OUTPUTS, B, S, assert_scores, picks, session
 
+pytestmark = pytest.mark.rounded
+
 ATOL = 2e-6
 OUT, UP, DOWN = (H, H), (H, FF), (FF, H)
 MOVED = [

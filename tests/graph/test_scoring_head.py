@@ -13,6 +13,8 @@ from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, add_scoring_hea
 from tests.graph import heads
 from tests.graph.heads import H, V, decoder
 
+pytestmark = pytest.mark.rounded
+
 B, S = 2, 5
 HALF_ATOL = 2e-2
 """On CPU, ONNX Runtime computes float16 in float32 and rounds or not, depending on what follows."""

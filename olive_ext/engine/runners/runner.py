@@ -47,8 +47,8 @@ class Traits:
     """What the encoder takes; None where there is none."""
 
     row_group: int = 1
-    """Kernels take so many tokens of a step at a time, from its first on, and what is left with another kernel, whose
-    last bits differ. Inputs are fed in whole groups where that shows."""
+    """Inputs are fed in steps of a multiple of so many tokens, because kernels take as many at a time, from a step's
+    first on, and what is left with another kernel, whose last bits show here."""
 
     source: TensorSpec | None = None
     """The encoder's input, where the runner knows it."""

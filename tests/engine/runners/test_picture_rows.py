@@ -11,7 +11,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.media import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.opener import Opener
-from olive_ext.engine.step import Row
+from olive_ext.engine.step import Row, Step
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.compiled import Compiled
@@ -46,7 +46,7 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
 
     def embedded(*given: Row) -> npt.NDArray[np.float32]:
         bound = Bound()
-        embedding.bind(Layout.of(given), bound, None)  # type: ignore[arg-type]
+        embedding.bind(Layout.of(Step(given)), bound, None)  # type: ignore[arg-type]
         return bound.values["inputs_embeds"]
 
     together = embedded(*rows)

@@ -26,7 +26,7 @@ from olive_ext.engine.runners.ort.ort_parts import OrtParts, SharedPrefixKv
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.ort.packing import against_packed_steps, packed
 from olive_ext.engine.runners.ort.placement import MisplacedError
-from olive_ext.engine.runners.row_trials import find_row_mix
+from olive_ext.engine.runners.row_trials import find_row_mix, group_rows
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.engine.runners.step_trial import affordable, check_steps
 from olive_ext.engine.runners.trials import (
@@ -147,27 +147,32 @@ def _runner(
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     runner = OrtRunner(place, kv, head, facts, parts)
-    if isinstance(kv, ReturnedKv):
-        if parts.encoder is None:
-            chunk_size = fitting_chunk_size(chunk_size, runner, notes)
-        if spec.is_splittable and num_slots > 1:
-            _batch_rows(runner, kv, spec, chunk_size)
+    if isinstance(kv, ReturnedKv) and parts.encoder is None:
+        chunk_size = fitting_chunk_size(chunk_size, runner, notes)
+    if isinstance(kv, ReturnedKv) and spec.is_splittable and num_slots > 1:
+        _batch_rows(runner, kv, spec, chunk_size)
     if trials is not None and (problem := against_packed_steps(runner, trials)):
         runner.close()
         raise NotPagedError(problem)
     if tree and (problem := check_tree_batches(runner, spec.vocab_size)):
         runner.traits = replace(runner.traits, tree_batches=False)
         notes.append(f"{ONE_BY_ONE}: {problem}")
+    group_rows(runner, spec, device, chunk_size, notes)
     opened = with_buckets(runner, spec.vocab_size, chunk_size, model.buckets, notes)
     if opener.form == "answers" and num_slots > 1:
         _share_answer_steps(opened, spec, notes)
+    _refuse_parts(opened, spec, chunk_size, model)
+    return OpenedRunner(opened, chunk_size)
+
+
+def _refuse_parts(runner: Runner, spec: DecoderSpec, chunk_size: int, model: ResolvedModel) -> None:
+    """Raises `PartsDifferError` where texts must be fed whole and alone, and closes the runner."""
     is_limited = chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
     numbers = spec.choices.numbers if spec.choices is not None else ()
-    if problem := check_steps(opened, spec.vocab_size, longest, numbers, affordable(model.size)):
-        opened.close()
+    if problem := check_steps(runner, spec.vocab_size, longest, numbers, affordable(model.size)):
+        runner.close()
         raise PartsDifferError(problem)
-    return OpenedRunner(opened, chunk_size)
 
 
 def _share_answer_steps(runner: Runner, spec: DecoderSpec, notes: list[str]) -> None:

@@ -21,7 +21,6 @@ from olive_ext.engine.runners.ort.ort_parts import OrtParts
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
-from olive_ext.model.types import DecoderSpec, Device
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +29,6 @@ CAPACITY_STEP = 64
 
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
-
-ROW_GROUP = 2
-"""MatMulNBits of accuracy_level 4 takes rows in pairs on CPUs (blocks of 64 and more; the last of an odd number alone),
-and attention takes a single token with another kernel."""
 
 
 class OrtRunner(Runner):
@@ -54,7 +49,6 @@ class OrtRunner(Runner):
                 source_kind=encoder.kind if encoder is not None else None,
                 source=encoder.source if encoder is not None else None,
                 lengths=spec.lengths,
-                row_group=ROW_GROUP if _shows_row_groups(spec, place.device) else 1,
             )
         )
         self.device = place.device
@@ -150,6 +144,7 @@ class OrtRunner(Runner):
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
             "batching": self.traits.batching.value,
+            "row_group": self.traits.row_group,
             **self._kv.describe(),
             **self._head.describe(),
             **self._parts.describe(),
@@ -235,8 +230,3 @@ def _grown(capacity: int, wanted: int) -> int:
     """The new size: at least `wanted`, at least a quarter more than the present one, in whole steps. Not more,
     because with huge pages all of the new memory is filled with zeros."""
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP
-
-
-def _shows_row_groups(spec: DecoderSpec, device: Device) -> bool:
-    """Whether rounding would show the last bits of another kernel, and inputs can be fed in whole groups."""
-    return spec.rounds_rows and device.kind == "cpu" and spec.is_splittable and not spec.states
