@@ -29,7 +29,10 @@ FOLDERS = ("/tmp", "/proc", "/dev/", "/sys/", "/var/", "/usr/")
 GUARDS = ("sys.platform", "os.name", "hasattr", "getattr", "platform.system")
 HANDLED = {"ImportError", "ModuleNotFoundError", "AttributeError", "OSError"}
 
-KNOWN = {"'/proc/cpuinfo'": "the processor's name; where there is no such file another is taken"}
+KNOWN = {
+    "'/proc/cpuinfo'": "the processor's name; where there is no such file another is taken",
+    "start_new_session=": "Windows ignores it: there Ctrl-C reaches a worker, too, which its parent then ends",
+}
 """What is not guarded by a condition that is seen, and why it is safe."""
 
 

@@ -129,7 +129,7 @@ def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: 
 
 def _check(model: ResolvedModel, findings: Findings) -> None:
     from olive_ext.check.media_check import add_media
-    from olive_ext.check.speech_check import add_source
+    from olive_ext.check.speech_check import add_source, refuse_texts
 
     _add_files(model, findings.section("Model"))
     with findings.noting_problems():
@@ -144,7 +144,7 @@ def _check(model: ResolvedModel, findings: Findings) -> None:
     tokenizer = None
     with findings.noting_problems():
         tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
-        _refuse_texts(model, tokenizer)
+        refuse_texts(model, tokenizer)
     if model.runtime[0] == "onnxruntime":
         with findings.noting_problems():
             add_media(model, tokenizer, media.add)
@@ -220,16 +220,6 @@ def _add_tokenizer(model: ResolvedModel, section: Section) -> Tokenizer:
     section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
     section.add("chat template", "yes" if getattr(tokenizer.hf, "chat_template", None) else "no")
     return tokenizer
-
-
-def _refuse_texts(model: ResolvedModel, tokenizer: Tokenizer) -> None:
-    """Raises where the configurations of a generation, or the chat template, are wrong."""
-    from olive_ext.text.bounded_templates import refuse_template
-    from olive_ext.text.generation_bounds import read_stop_ids
-
-    read_stop_ids(tokenizer, model.processor_files)
-    if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
-        refuse_template(tokenizer)
 
 
 def _add_decisions(model: ResolvedModel, section: Section) -> None:

@@ -30,3 +30,13 @@ def add_source(model: ResolvedModel, tokenizer: Tokenizer, add: Callable[..., No
         add("never generated", never, "suppress_tokens, begin_suppress_tokens")
     begins = tokenizer.decode(encoding.begin(), skip_special_tokens=False)
     add("decoder begins with", begins, "then comes a task's text")
+
+
+def refuse_texts(model: ResolvedModel, tokenizer: Tokenizer) -> None:
+    """Raises where the configurations of a generation, or the chat template, are wrong."""
+    from olive_ext.text.bounded_templates import refuse_template
+    from olive_ext.text.generation_bounds import read_stop_ids
+
+    read_stop_ids(tokenizer, model.processor_files)
+    if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
+        refuse_template(tokenizer)

@@ -78,9 +78,8 @@ class EngineConfig(Strict):
     its KV cache is not written in place, the steps have any shape even with "bucketed"."""
 
     strict_shapes: bool = False
-    """Raises an error for a step whose shape was not run beforehand, instead of counting the step as `shapes_late`, and
-    for a run of an encoder, or of a graph around one. Where a decoder's steps cannot have few shapes, it is about the
-    encoders alone, and refused where there are none."""
+    """Raises an error for a step, or a run of an encoder, whose shape was not run beforehand, instead of counting it as
+    `shapes_late`. Where a decoder's steps cannot have few shapes, it is about encoders alone, if there are any."""
 
     graph_capture: bool = False
     """Captures steps in which all slots decode once and replays them (CUDA graphs; WebGPU's graph capture, which needs
@@ -226,10 +225,9 @@ class ExecutionSettings(Strict):
     Hugging Face baseline is always in this process."""
 
     step_timeout: NonNegativeInt | Auto = "auto"
-    """Seconds without a completed step after which a worker (`isolation`, `workers`) counts as hung: it is ended and
-    started again, which costs the chunk of requests in flight. "auto" waits as long as it takes while a step has more
-    tokens than any that was completed, and from then on 20 times the longest pause between two, 120 at least. 0 waits
-    for ever."""
+    """Seconds without a completed step after which a worker counts as hung and is started again: the chunk in flight is
+    run once more. "auto" waits for a step of more tokens than any so far, and for others 20 times the longest pause
+    between two, 120 at least. 0 waits for ever."""
 
     workers: Workers | None = None
     """Runs the model on several workers, on this machine or a Ray cluster: how many, or a mapping."""

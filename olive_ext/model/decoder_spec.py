@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
 
+NO_CACHE = "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
+
 
 def read_spec(
     model: onnx.ModelProto,
@@ -86,9 +88,7 @@ class _Reader:
         if not embeddings and not any(found.role is Role.INPUT_IDS for found in roles):
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
         if not kv_names and not state_names:
-            raise ModelError(
-                "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
-            )
+            raise ModelError(NO_CACHE)
         kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
         states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
         refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
