@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from olive_ext.model.positional_nodes import Array, PositionalNodes, tensor_of
-from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, StateTensor
+from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor
 
 if TYPE_CHECKING:
     from olive_ext.model.resolve import ResolvedModel
@@ -35,6 +35,20 @@ MOST_FED = 2048
 
 MOST_CONSTANTS = 64
 """Numbers in the nodes that lengths are compared with, the smallest of them; two or three are usual."""
+
+_OF_EACH_ROW = frozenset(
+    {
+        Role.ATTENTION_MASK,
+        Role.POSITION_IDS,
+        Role.LAST_POSITIONS,
+        Role.WRITE_INDICES,
+        Role.VALID_LENGTHS,
+        Role.CUMULATIVE_LENGTHS,
+        Role.PAST_LENGTHS,
+    }
+)
+"""Inputs that tell rows behind different numbers of positions apart. A graph that has none takes positions from the
+cache's shape (T5 and Whisper of two exporters), and rows share its steps only behind equally many."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
 
@@ -137,7 +151,7 @@ def read_step_choices(
     part = PositionalNodes(model, inputs, caches)
     numbers = [number for number in part.constants() if CHUNK < number <= 2 * context_length][:MOST_CONSTANTS]
     try:
-        found = _Comparison(part, numbers).choices()
+        found = _Comparison(part, numbers, any(entry.role in _OF_EACH_ROW for entry in inputs)).choices()
     except Exception as error:  # noqa: BLE001 (whatever a stranger's nodes end in, the trials remain)
         logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
         found = StepChoices()
@@ -167,8 +181,9 @@ def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
 class _Comparison:
     """Compares what the layers read of the same positions in different steps."""
 
-    def __init__(self, part: PositionalNodes, numbers: Sequence[int]) -> None:
+    def __init__(self, part: PositionalNodes, numbers: Sequence[int], has_own_pasts: bool) -> None:
         self._part = part
+        self._has_own_pasts = has_own_pasts
         around = {number + step for number in numbers for step in (-1, 0, 1, 2)}
         self._lengths = sorted({BASE_LENGTH, BASE_LENGTH // 2, *around})
         self._frontier = self._by_position(list(part.frontier))
@@ -202,14 +217,15 @@ class _Comparison:
 
     def _first_difference(self, given: Sequence[str]) -> str | None:
         """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
-        and in its beginning, and alone and beside a longer row: where the values `given` are false, and where true."""
+        and in its beginning, and alone and beside another row, a longer one where rows may be: where the values `given` are false, and where true."""
         run = self._part.cut(self._frontier, given)
         for is_beyond in (False, True) if given else (False,):
             for length in self._lengths:
                 begin = max(0, length - CHUNK)
                 chunk = run([(begin, CHUNK)], is_beyond)
                 others = [run([(begin, PART)], is_beyond), run([(begin, 1)], is_beyond)]
-                alone, company = run([(CHUNK, PART)], is_beyond), run([(CHUNK, PART), (begin, PART)], is_beyond)
+                past = CHUNK if self._has_own_pasts else begin
+                alone, company = run([(past, PART)], is_beyond), run([(past, PART), (begin, PART)], is_beyond)
                 pairs = [(chunk, other) for other in others] + [(company, alone)]
                 if length <= MOST_FED:
                     pairs.append((run([(0, length)], is_beyond), run([(0, PART)], is_beyond)))

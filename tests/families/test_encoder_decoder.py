@@ -160,6 +160,7 @@ def test_targets_behind_interleaved_sources_within_1e_4_nats(
     assert largest_difference(found, _expected_scores(_family(name))) < 1e-4
     assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive
     assert execution["encoder_runs"] == 3
+    assert execution["batching"] == ("alike" if num_slots > 1 else "single")
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.model.step_choices import LengthChoice, StepChoices, read_step_choices, table_offset
-from olive_ext.model.types import InputSpec, Role, TensorSpec
+from olive_ext.model.types import InputSpec, KvTensor, Role, TensorSpec
 
 IDS = InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", 7, ("B", "S")))
 MASK = InputSpec(Role.ATTENTION_MASK, TensorSpec("attention_mask", 7, ("B", "T")))
@@ -120,6 +120,29 @@ def _names(nodes: Sequence[onnx.NodeProto]) -> set[str]:
 def test_what_follows_from_a_token_itself_is_no_choice(nodes: Nodes) -> None:
     found = _read(nodes, axis=[2], last=60)
     assert (found.by_length, found.leak) == ((), "")
+
+
+@pytest.mark.parametrize("entry", [IDS, MASK])
+def test_places_by_the_shape_of_the_past_are_no_leak_where_nothing_tells_rows_apart(entry: InputSpec) -> None:
+    """As Whisper's decoder takes its embeddings of positions: with a mask beside them, rows have different pasts."""
+    nodes = [
+        _node("Shape", "past_key", "behind", start=2, end=3),
+        _node("Shape", "input_ids", "fed", start=1, end=2),
+        _node("Add", "behind fed", "length"),
+        _node("Slice", "table behind length first", "scale"),
+        _node("Gather", "weights input_ids", "embedded"),
+        _node("Mul", "embedded scale", "logits"),
+    ]
+    tables = np.random.default_rng(0).standard_normal((2, 512, 4)).astype(np.float32)
+    given = {"table": tables[0], "weights": tables[1], "first": np.array([0])}
+    past = KvTensor("past_key", "present_key", TensorProto.FLOAT, 1, 4)
+    inputs = [helper.make_tensor_value_info(one.tensor.name, 7, one.tensor.shape) for one in (IDS, MASK)]
+    inputs += [helper.make_tensor_value_info("past_key", TensorProto.FLOAT, ["B", 1, "P", 4])]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", 4])
+    weights = [numpy_helper.from_array(value, name) for name, value in given.items()]
+    graph = helper.make_graph(nodes, "decoder", inputs, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    assert bool(read_step_choices(model, (IDS, entry), (past,), 512).leak) == (entry is MASK)
 
 
 @pytest.mark.parametrize("axes", [None, [0, 1]])
