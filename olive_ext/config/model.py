@@ -113,15 +113,13 @@ class EngineConfig(Strict):
     """Rows of features that an encoder of pictures or sound makes in one run at most: items that wait are encoded
     together, where several were found to be what each is alone, and larger ones alone. Patches with a grid are of
     pictures of any size, sounds with a mask of any length (padding counts as rows), others of one shape, 1, 2, 4, ...
-    of them. "auto" is 2048 on a device, and one by one on the CPU, where it gains little, and where `deterministic` is
-    true."""
+    of them. "auto" is 2048 on a device, and one by one on the CPU and where `deterministic` is true."""
 
     compiled_dir: Place | Literal[False] | None = None
     """Folder of what execution providers compile (TensorRT's engines, EP context), kept by the graph's content, the
     provider with its options and version, and the device, so that a second run compiles nothing. None takes
     `olive_ext/compiled` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache); false keeps nothing. Beyond 50 GB what
-    was not used for longest is deleted. Providers that compile nothing are not concerned, and where
-    `provider_options` or `session_options` say themselves where it is kept, that counts."""
+    was not used for longest is deleted. Where `provider_options` or `session_options` name a place, that counts."""
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""

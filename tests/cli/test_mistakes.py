@@ -288,7 +288,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "tokenizer that is a pipe": (
         lambda p: piped(p, "model/added_tokens.json"),
-        "added_tokens.json' is no regular file",
+        "added_tokens.json' is a pipe",
     ),
     "token beyond the embedding": (
         lambda p: edit_tokenizer(p, 320),

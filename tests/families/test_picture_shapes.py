@@ -22,7 +22,7 @@ from olive_ext.engine.runners.ort.counted_session import ShapeCount
 from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
 from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
 from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
-from olive_ext.errors import LostRequestsError, RunError, TaskError
+from olive_ext.errors import LostItemError, LostRequestsError, RunError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.media_types import MediaEncoderSpec, Modality
@@ -266,7 +266,7 @@ def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp
     encoder.expect(items)
     encoder.features(items[0])
     assert encoder.counters.encoded == 2  # of the three that are there, as many as a power of two
-    with pytest.raises(TaskError, match=r"1\.png' cannot be read"):
+    with pytest.raises(LostItemError, match=r"1\.png' cannot be read"):
         encoder.features(items[1])
     encoder.features(items[2])
     encoder.features(items[3])

@@ -67,7 +67,7 @@ def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
         "documents": {},
     }
     assert markdown_path.read_text() == chain_markdown(found)
-    assert "| float -> int4 | 4.29 MB |  | 0.0125 | 0.7500 |" in chain_markdown(found)
+    assert "| float -\\> int4 | 4.29 MB |  | 0.0125 | 0.7500 |" in chain_markdown(found)
 
 
 def test_printed_table_has_every_step() -> None:

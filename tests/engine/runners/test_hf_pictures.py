@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.errors import OliveExtError, RecordsError, TaskError
+from olive_ext.errors import LostRequestsError, OliveExtError, RecordsError
 from olive_ext.model.checkpoint import read_media, with_configs
 from olive_ext.model.locate import locate_hf
 from olive_ext.model.media_types import Modality
@@ -125,7 +125,7 @@ def test_picture_of_another_number_of_tokens_is_refused_with_both(tmp_path: Path
     file.write_text(json.dumps({**written, "size": size}), encoding="utf-8")
     with (
         olive_ext.open(package, reference=str(other)) as session,
-        pytest.raises(TaskError, match="takes 4 tokens by the model's processor and 1 by the reference's"),
+        pytest.raises(LostRequestsError, match="takes 4 tokens by the model's processor and 1 by the reference's"),
     ):
         session.loglikelihood(_requests(FAMILY)[:1])
 
