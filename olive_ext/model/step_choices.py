@@ -217,7 +217,8 @@ class _Comparison:
 
     def _first_difference(self, given: Sequence[str]) -> str | None:
         """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
-        and in its beginning, and alone and beside another row, a longer one where rows may be: where the values `given` are false, and where true."""
+        and in its beginning, and alone and beside another row, a longer one where rows may be: where the values `given`
+        are false, and where true."""
         run = self._part.cut(self._frontier, given)
         for is_beyond in (False, True) if given else (False,):
             for length in self._lengths:
