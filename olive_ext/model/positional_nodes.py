@@ -211,10 +211,12 @@ class PositionalNodes:
 def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
     """`operator`, which fails where it would make more than `MOST_VALUES` numbers, by `size` of its inputs."""
 
+    plain: Any = operator._run
+
     def run(self: OpRun, *inputs: Array, **attributes: Any) -> Any:
         if size(*inputs) > MOST_VALUES:
             raise ValueError(f"{operator.__name__} of {size(*inputs):g} numbers")
-        return operator._run(self, *inputs, **attributes)
+        return plain(self, *inputs, **attributes)
 
     return type(operator.__name__, (operator,), {"op_domain": "", "_run": run})
 
