@@ -13,15 +13,29 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_constant_of_shape import ConstantOfShape
+from onnx.reference.ops.op_expand import Expand
+from onnx.reference.ops.op_range import Range
+from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.model.role_inputs import StepArrays, input_array
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor
 
 Array = npt.NDArray[Any]
-Rows = Sequence[tuple[int, int]]
-"""For each row of a step its positions before, and its tokens."""
+Rows = Sequence[tuple[int, ...]]
+"""For each row of a step its positions before, and how many tokens; and the last of these, where it is not 0 as all."""
+
+Run = Callable[[Rows, bool], dict[str, Array]]
+"""What computes values of a step, where those that are given are one truth."""
 
 _DEFAULT = ("", "ai.onnx")
+
+_REPEATING = frozenset({"Loop", "Scan"})
+"""Operators that may never end: what they make is not read."""
+
+MOST_VALUES = 2**24
+"""Numbers of a tensor that an operator may make of sizes that it reads."""
 
 
 def tensor_of(node: onnx.NodeProto | None) -> onnx.TensorProto | None:
@@ -43,6 +57,10 @@ def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     return (entry.g for entry in node.attribute if entry.type == onnx.AttributeProto.GRAPH)
 
 
+def _repeats(node: onnx.NodeProto) -> bool:
+    return node.op_type in _REPEATING or any(_repeats(inner) for body in _bodies(node) for inner in body.node)
+
+
 class PositionalNodes:
     """The nodes that depend on positions, masks, lengths, shapes and token ids alone, and not on what a token means."""
 
@@ -55,7 +73,8 @@ class PositionalNodes:
         graph = model.graph
         self._known = {tensor.name for tensor in graph.initializer}
         self._tokens = {name for name, found in self._inputs.items() if found.role is Role.INPUT_IDS}
-        self._domains = {*_DEFAULT, *(function.domain for function in model.functions)}
+        is_endless = any(_repeats(node) for function in model.functions for node in function.node)
+        self._domains = {*_DEFAULT, *(function.domain for function in model.functions if not is_endless)}
         self._hints = {value.name: value for value in graph.value_info}
         self._values = set(self._inputs)
         self.nodes: list[onnx.NodeProto] = []
@@ -77,7 +96,7 @@ class PositionalNodes:
                 self.nodes.append(node)
             return
         if all(name in self._known for name in read):
-            if node.domain in self._domains:
+            if node.domain in self._domains and not _repeats(node):
                 self._known.update(node.output)
                 self.nodes.append(node)
             return
@@ -92,7 +111,9 @@ class PositionalNodes:
                 self.frontier.setdefault(name, node)
 
     def _is_positional(self, node: onnx.NodeProto, read: list[str]) -> bool:
-        if node.domain not in self._domains or not all(name in self._values or name in self._known for name in read):
+        if node.domain not in self._domains or _repeats(node):
+            return False
+        if not all(name in self._values or name in self._known for name in read):
             return False
         is_embedding = node.op_type == "Gather" and node.input[0] in self._known and node.input[1] in self._tokens
         return not is_embedding
@@ -117,15 +138,32 @@ class PositionalNodes:
             found |= {entry.i for entry in node.attribute if node.op_type == "Constant" and entry.name == "value_int"}
         return sorted(found)
 
-    def cut(self, wanted: Iterable[str], given: Iterable[str] = ()) -> Callable[[Rows, bool], dict[str, Array]]:
-        """What computes the values `wanted` of a step, where the values `given` are one truth."""
-        wanted, given = list(wanted), set(given)
-        needed, kept = set(wanted) - given, []
+    def count(self, wanted: Iterable[str]) -> int:
+        """How many nodes compute the values `wanted`."""
+        return len(self._behind(set(wanted), set())[0])
+
+    def reads_tokens(self, wanted: Iterable[str]) -> bool:
+        """Whether the values `wanted` follow from token ids."""
+        return not self._tokens.isdisjoint(self._behind(set(wanted), set())[1] - set(wanted))
+
+    def values(self, wanted: Iterable[str]) -> list[str]:
+        """What the nodes behind the values `wanted` make."""
+        return [name for node in reversed(self._behind(set(wanted), set())[0]) for name in node.output if name]
+
+    def _behind(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+        """The nodes that compute the values `wanted`, the last first, and all values that these read or make."""
+        needed, kept = wanted - given, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output) and not given.issuperset(node.output):
                 kept.append(node)
                 if node.output[0] not in self._shapes:
                     needed.update(_read(node))
+        return kept, needed
+
+    def cut(self, wanted: Iterable[str], given: Iterable[str] = ()) -> Run:
+        """What computes the values `wanted` of a step, where the values `given` are one truth."""
+        wanted, given = list(wanted), set(given)
+        kept, needed = self._behind(set(wanted), given)
         shapes = [node for node in kept if node.output[0] in self._shapes]
         nodes, made_up = _without_weights([node for node in reversed(kept) if node not in shapes])
         weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
@@ -137,7 +175,8 @@ class PositionalNodes:
         weights = [tensor for tensor in weights if tensor.name not in made_up]
         graph = helper.make_graph(nodes, "positions", names, outputs, weights)
         opsets, functions = self._model.opset_import, self._model.functions
-        run = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets, functions=functions)).run
+        cut = helper.make_model(graph, opset_imports=opsets, functions=functions)
+        run = ReferenceEvaluator(cut, new_ops=list(_BOUNDED)).run
 
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
             arrays = _arrays_of(rows)
@@ -150,7 +189,7 @@ class PositionalNodes:
 
     def _shape(self, node: onnx.NodeProto, rows: Rows, step: Mapping[str, Array]) -> Array:
         name = self._shapes[node.output[0]]
-        num_rows, past = len(rows), max(past for past, _ in rows)
+        num_rows, past = len(rows), max(row[0] for row in rows)
         cache = self._caches.get(name)
         if isinstance(cache, KvTensor):
             shape = cache.shape(num_rows, cache.capacity or past)
@@ -173,11 +212,37 @@ class PositionalNodes:
         return sizes
 
 
+def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
+    """`operator`, which fails where it would make more than `MOST_VALUES` numbers, by `size` of its inputs."""
+
+    plain: Any = operator._run
+
+    def run(self: OpRun, *inputs: Array, **attributes: Any) -> Any:
+        if size(*inputs) > MOST_VALUES:
+            raise ValueError(f"{operator.__name__} of {size(*inputs):g} numbers")
+        return plain(self, *inputs, **attributes)
+
+    return type(operator.__name__, (operator,), {"op_domain": "", "_run": run})
+
+
+def _product(sizes: Array) -> float:
+    return float(np.prod(sizes, dtype=np.float64))
+
+
+_BOUNDED = (
+    _bounded(Range, lambda start, limit, step: float(np.max(np.divide(limit - start, step)))),
+    _bounded(ConstantOfShape, _product),
+    _bounded(Expand, lambda value, shape: _product(shape)),
+    _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
+)
+
+
 def _arrays_of(rows: Rows) -> StepArrays:
-    past_B, lengths_B = np.array([past for past, _ in rows]), np.array([length for _, length in rows])
-    positions_N = np.concatenate([np.arange(past, past + length) for past, length in rows])
-    total_B = past_B + lengths_B
-    return StepArrays(np.zeros_like(positions_N), lengths_B, past_B, total_B, positions_N, int(total_B.max()))
+    past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
+    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
+    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
+    return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 
 def _is_elsewhere(tensor: onnx.TensorProto) -> bool:

@@ -10,28 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from olive_ext.model.positional_nodes import Array, PositionalNodes, tensor_of
+from olive_ext.model.positional_nodes import PositionalNodes, tensor_of
+from olive_ext.model.step_comparison import CHUNK, LengthChoice, StepComparison
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor
 
 if TYPE_CHECKING:
     from olive_ext.model.resolve import ResolvedModel
 
 logger = logging.getLogger(__name__)
-
-CHUNK, PART = 8, 4
-"""Tokens of a chunk, and of a shorter one that begins at the same position."""
-
-BASE_LENGTH = 40
-"""Positions of the first steps that are compared; constants below a chunk's tokens are not looked at."""
-
-MOST_FED = 2048
-"""Tokens of a whole text that is compared with its beginning."""
 
 MOST_CONSTANTS = 64
 """Numbers in the nodes that lengths are compared with, the smallest of them; two or three are usual."""
@@ -55,17 +46,6 @@ _TABLE_OFFSET = "multirotarycacheconcatoffset"
 _REDUCTIONS = frozenset(
     {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd"}
 )
-
-
-class LengthChoice(NamedTuple):
-    """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
-    as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
-    over a longer one the other, where the value is `is_true_beyond`."""
-
-    value: str
-    rank: int
-    length: int
-    is_true_beyond: bool
 
 
 @dataclass(frozen=True)
@@ -150,13 +130,15 @@ def read_step_choices(
         return StepChoices(leak=f"'{reduced.name}' ({reduced.op_type}) makes one number of all tokens of a step")
     part = PositionalNodes(model, inputs, caches)
     numbers = [number for number in part.constants() if CHUNK < number <= 2 * context_length][:MOST_CONSTANTS]
+    has_own_pasts = any(entry.role in _OF_EACH_ROW for entry in inputs)
     try:
-        found = _Comparison(part, numbers, any(entry.role in _OF_EACH_ROW for entry in inputs)).choices()
+        by_length, leak = StepComparison(part, numbers, context_length, has_own_pasts).found()
     except Exception as error:  # noqa: BLE001 (whatever a stranger's nodes end in, the trials remain)
         logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
-        found = StepChoices()
+        by_length, leak = [], ""
     windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
-    return replace(found, numbers=tuple(sorted(number for number in {*numbers, *windows} if number > CHUNK)))
+    numbers = sorted(number for number in {*numbers, *windows} if number > CHUNK)
+    return StepChoices(tuple(by_length), leak, tuple(numbers))
 
 
 def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -176,87 +158,3 @@ def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
         if (not axes and not is_noop) or (axes and {0, 1} <= set(axes)):
             return node
     return None
-
-
-class _Comparison:
-    """Compares what the layers read of the same positions in different steps."""
-
-    def __init__(self, part: PositionalNodes, numbers: Sequence[int], has_own_pasts: bool) -> None:
-        self._part = part
-        self._has_own_pasts = has_own_pasts
-        around = {number + step for number in numbers for step in (-1, 0, 1, 2)}
-        self._lengths = sorted({BASE_LENGTH, BASE_LENGTH // 2, *around})
-        self._frontier = self._by_position(list(part.frontier))
-
-    def choices(self) -> StepChoices:
-        if not self._frontier or self._first_difference(()) is None:
-            return StepChoices()
-        found = self._length_choices()
-        given = [choice.value for choice in found]
-        if (name := self._first_difference(given)) is None:
-            return StepChoices(tuple(found))
-        node = self._part.frontier[name]
-        return StepChoices(tuple(found), f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step")
-
-    def _by_position(self, names: list[str]) -> list[str]:
-        """The floats and truths of `names`, and whole numbers of tokens, that are not made for each position of the
-        cache: masks and biases hold what a row sees, however wide they are."""
-        begin, widths, found = BASE_LENGTH - CHUNK, (BASE_LENGTH, BASE_LENGTH - CHUNK + PART), []
-        for name in names:
-            try:
-                run = self._part.cut([name])
-                chunk, part = run([(begin, CHUNK)], False)[name], run([(begin, PART)], False)[name]
-            except Exception as error:  # noqa: BLE001 (as in `read_step_choices`)
-                logger.debug("the nodes behind '%s' cannot be run: %s", name, error)
-                continue
-            axes = list(zip(chunk.shape, part.shape, strict=False))
-            is_number = chunk.dtype.kind in "fb" or (CHUNK, PART) in axes  # whole numbers without tokens are lengths
-            if is_number and widths not in axes:
-                found.append(name)
-        return found
-
-    def _first_difference(self, given: Sequence[str]) -> str | None:
-        """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
-        and in its beginning, and alone and beside another row, a longer one where rows may be: where the values `given`
-        are false, and where true."""
-        run = self._part.cut(self._frontier, given)
-        for is_beyond in (False, True) if given else (False,):
-            for length in self._lengths:
-                begin = max(0, length - CHUNK)
-                chunk = run([(begin, CHUNK)], is_beyond)
-                others = [run([(begin, PART)], is_beyond), run([(begin, 1)], is_beyond)]
-                past = CHUNK if self._has_own_pasts else begin
-                alone, company = run([(past, PART)], is_beyond), run([(past, PART), (begin, PART)], is_beyond)
-                pairs = [(chunk, other) for other in others] + [(company, alone)]
-                if length <= MOST_FED:
-                    pairs.append((run([(0, length)], is_beyond), run([(0, PART)], is_beyond)))
-                wrong = [name for name in self._frontier for whole, part in pairs if _differs(whole[name], part[name])]
-                if wrong:
-                    return wrong[0]
-        return None
-
-    def _length_choices(self) -> list[LengthChoice]:
-        """The truths of a step that change once with the length of a text that is fed in one pass."""
-        truths = [name for node in self._part.nodes for name in node.output]
-        first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
-        truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
-        if not truths:
-            return []
-        run = self._part.cut(truths)
-        by_length = {length: run([(0, length)], False) for length in self._lengths}
-        found = []
-        for name in truths:
-            sides = [bool(by_length[length][name].reshape(-1)[0]) for length in self._lengths]
-            changes = [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
-            if len(changes) == 1 and self._lengths[changes[0]] == self._lengths[changes[0] - 1] + 1:
-                last = self._lengths[changes[0] - 1]
-                found.append(LengthChoice(name, first[name].ndim, last, sides[-1]))
-        return found
-
-
-def _differs(whole: Array, other: Array) -> bool:
-    """Whether `other` is not the beginning of `whole` along each axis."""
-    if whole.ndim != other.ndim or any(size > most for size, most in zip(other.shape, whole.shape, strict=True)):
-        return True
-    same = whole[tuple(slice(size) for size in other.shape)]
-    return not np.array_equal(same, other, equal_nan=same.dtype.kind == "f")

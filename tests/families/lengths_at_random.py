@@ -41,7 +41,7 @@ WINDOW = 16
 STATIC = 128
 """Places of the suite's static caches."""
 
-BY_THE_TOKEN = ("dynamic", "fed_tokens", "rare_tokens", "batch_size")
+BY_THE_TOKEN = ("dynamic", "rare_tokens", "batch_size")
 """Forms that have no two sides: answers there are what a cache says that no step computes anew, as in transformers'
 `generate` for dynamic NTK."""
 
@@ -75,7 +75,8 @@ def package(name: str) -> Package:
     if name in CATALOG:
         made = export(name)
         limits = (FIRST_MAXIMUM.get(made.family, ORIGINAL), WINDOW)
-        return Package(made, limits, STATIC if name.endswith("-static") else CONTEXT)
+        longest = {"static": STATIC, "graph": ORIGINAL}  # a provider that is not used would take the second table
+        return Package(made, limits, longest.get(name.rpartition("-")[2], CONTEXT))
     form, _, exporter = name.rpartition("-")
     family = "llama_dynamic" if form == "dynamic" else "llama"
     made = step_wide_export(form, exporter)

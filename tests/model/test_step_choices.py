@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,109 @@ def test_a_choice_by_length_is_found_with_its_last_length(
     assert found.lengths == (choice[0],)
     assert not found.leak
     assert last in found.numbers
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "length"),
+    [
+        ([_node("Greater", "largest last", "is_long")], {"last": 2}, 3),
+        (
+            [_node("Mul", "tens six", "last"), _node("GreaterOrEqual", "largest last", "is_long")],
+            {"tens": 10, "six": 6},
+            60,
+        ),
+        (
+            [_node("Cast", "largest", "wide", to=1), _node("Greater", "wide last", "is_long")],
+            {"last": np.float32(376.5)},
+            377,
+        ),
+        (
+            [_node("Greater", "largest last", "both"), _node("Gather", "both first", "is_long")],
+            {"last": [376, 376], "first": 0},
+            377,
+        ),
+    ],
+    ids=["few tokens", "a product", "a fraction", "one of several"],
+)
+def test_a_length_is_found_that_no_constant_names(nodes: Nodes, constants: dict[str, Any], length: int) -> None:
+    found = _read(_where([*LARGEST, *nodes]), long=LONG, short=SHORT, **constants)
+    assert (found.lengths, found.leak) == ((length,), "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([_node("Gather", "tables largest", "scale")], {"tables": np.where(np.arange(512) < 377, SHORT, LONG)}),
+        (
+            [
+                _node("Cast", "largest", "wide", to=1),
+                _node("Max", "wide last", "most"),
+                _node("Log", "most", "scale"),
+            ],
+            {"last": np.float32(300.5)},
+        ),
+        (_where([_node("Mod", "largest two", "rest"), _node("Cast", "rest", "is_long", to=9)]), {"two": 2}),
+    ],
+    ids=["a table of lengths", "a logarithm behind a length", "odd and even"],
+)
+def test_what_changes_far_behind_and_often_is_no_choice_but_named(nodes: Nodes, constants: dict[str, Any]) -> None:
+    more = {"long": LONG, "short": SHORT} if nodes[-1].op_type == "Where" else {}
+    found = _read([*LARGEST, *nodes], **constants, **more)
+    assert found.by_length == ()
+    assert "'scale', which 'logits' (Mul) reads, depends on the step" in found.leak
+
+
+def test_a_step_that_takes_its_first_position_for_the_texts_is_named() -> None:
+    first = [_node("ReduceMin", "position_ids", "first", keepdims=0), _node("Greater", "first last", "is_long")]
+    assert "'scale'" in _read(_where(first), last=59, long=LONG, short=SHORT).leak
+
+
+def test_a_truth_that_makes_no_difference_to_a_token_is_no_choice() -> None:
+    """Whether a step is a prompt changes once with the length, too."""
+    nodes = [
+        *LARGEST,
+        _node("Greater", "largest last", "is_long"),
+        _node("Greater", "largest zero", "is_prompt"),
+        _node("Where", "is_prompt long long", "same"),
+        _node("Where", "is_long same short", "scale"),
+    ]
+    assert _read(nodes, last=59, zero=0, long=LONG, short=SHORT).lengths == (60,)
+
+
+def _endless() -> Nodes:
+    given = [("i", 7), ("goes_on", 9), ("sum", 7)]
+    inputs = [helper.make_tensor_value_info(name, kind, []) for name, kind in given]
+    outputs = [helper.make_tensor_value_info("still", 9, []), helper.make_tensor_value_info("more", 7, [])]
+    body = [_node("Identity", "goes_on", "still"), _node("Add", "sum one", "more")]
+    loop = helper.make_node(
+        "Loop", ["", "always", "width"], ["last_sum"], body=helper.make_graph(body, "b", inputs, outputs)
+    )
+    return [*WIDTH, loop, _node("Cast", "last_sum", "scale", to=1)]
+
+
+def _chain() -> Nodes:
+    steps = [_node("Add", f"sum_{at} one", f"sum_{at + 1}") for at in range(20_000)]
+    return [*LARGEST, _node("Identity", "largest", "sum_0"), *steps, _node("Cast", "sum_20000", "scale", to=1)]
+
+
+def _wide() -> Nodes:
+    return [*WIDTH, _node("Expand", "width many", "sums"), _node("ReduceMax", "sums", "most", keepdims=0)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "reason"),
+    [
+        (_endless(), {"one": 1, "always": True}, ""),
+        (_chain(), {"one": 1}, "20003 nodes stand between positions and layers, too many to be compared"),
+        ([*_wide(), _node("Cast", "most", "scale", to=1)], {"many": [10**9]}, ""),
+    ],
+    ids=["a loop without an end", "many nodes", "a tensor of 8 GB"],
+)
+def test_hostile_nodes_cost_neither_seconds_nor_memory(nodes: Nodes, constants: dict[str, Any], reason: str) -> None:
+    """Each would take minutes, or gigabytes."""
+    begun = time.process_time()
+    assert _read(nodes, **constants).leak == reason
+    assert time.process_time() - begun < 10
 
 
 def test_an_index_into_two_tables_is_a_choice_by_length() -> None:

@@ -40,7 +40,8 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
     step has up to `longest`.
     """
-    length = max([LENGTH, *(number + SHORT for number in numbers if number + SHORT <= most)])
+    wanted = [4 * (number + SHORT) // 3 for number in numbers]  # the last of four parts begins behind the number
+    length = max([LENGTH, *(tokens for tokens in wanted if tokens <= most)])
     length = min(length, longest, runner.traits.context_length - 1)
     length -= length % (4 * runner.traits.row_group)
     traits = runner.traits
