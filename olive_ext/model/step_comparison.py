@@ -160,7 +160,7 @@ class StepComparison:
                 yield _ends(whole, chunk), chunk
 
     def _length_choices(self) -> list[LengthChoice]:
-        """The truths of a step that change once with the length of a text that is fed in one pass."""
+        """The truths of a step that change once with the length of a text, fed in one pass or token by token."""
         truths = self._part.values(self._frontier)
         first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
         truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
@@ -168,6 +168,10 @@ class StepComparison:
             return []
         run = self._part.cut(truths)
         by_length = {length: run(_text(length), False) for length in self._lengths}
+        by_token = {length: run([(length - 1, 1)], False) for length in self._lengths}
+        truths = [
+            name for name in truths if all((by_length[n][name] == by_token[n][name]).all() for n in self._lengths)
+        ]
         found = []
         for name in truths:
             sides = [bool(by_length[length][name].reshape(-1)[0]) for length in self._lengths]

@@ -41,7 +41,7 @@ WINDOW = 16
 STATIC = 128
 """Places of the suite's static caches."""
 
-BY_THE_TOKEN = ("dynamic", "rare_tokens", "batch_size")
+BY_THE_TOKEN = ("dynamic", "fed_tokens", "rare_tokens", "batch_size")
 """Forms that have no two sides: answers there are what a cache says that no step computes anew, as in transformers'
 `generate` for dynamic NTK."""
 
