@@ -23,9 +23,10 @@ _VALUES = {
 
 _FIELDS = re.compile(
     r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
-    r"|graph_optimization_level"
+    r"|graph_optimization_level|disable_(cpu_ep_fallback|quant_qdq)|enable_quant_qdq_cleanup|use_env_allocators"
 )
-"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's; all others become entries."""
+"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's, or did in releases whose packages are
+still about; all others become entries."""
 
 _ENTRIES = re.compile(
     r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"

@@ -159,7 +159,7 @@ TABLE = (
             "htp_performance_mode htp_graph_finalization_optimization_mode qnn_context_priority "
             "enable_htp_fp16_precision enable_htp_weight_sharing offload_graph_io_quantization "
             "enable_htp_spill_fill_buffer enable_htp_shared_memory_allocator enable_dx12_shared_memory_allocator "
-            "extended_udma"
+            "extended_udma genie_model genie_log_level"
         ),
         plans_shapes=True,
         keeping=Keeping(),

@@ -22,6 +22,7 @@ PLAIN = [
     {"NvTensorRtRtx": {"enable_cuda_graph": "1"}},
     {"qnn": {"backend_path": "QnnHtp.dll", "soc_model": "60", "htp_performance_mode": "burst"}},
     {"QNNExecutionProvider": {"backend_path": "libQnnHtp.so", "backend_type": "htp"}},
+    {"qnn": {"genie_model": "True", "enable_htp_shared_memory_allocator": "1", "genie_log_level": "error"}},
     {
         "OpenVINO": {
             "device_type": "GPU",
@@ -119,6 +120,7 @@ def test_an_option_anywhere_in_the_file_is_refused(where: str) -> None:
             {"session.intra_op.allow_spinning": "0", "session.use_device_allocator_for_initializers": "1"},
         ),
         ("session_options", {"session.disable_prepacking": "1", "mlas.qnbit.force_fp32": "1"}),
+        ("session_options", {"disable_cpu_ep_fallback": True, "use_env_allocators": True, "disable_quant_qdq": False}),
         ("run_options", {"memory.enable_memory_arena_shrinkage": "cpu:0", "qnn.htp_perf_mode": "burst"}),
     ],
 )
