@@ -115,7 +115,7 @@ TABLE = (
         plain=_names(
             "device_id nv_max_workspace_size nv_max_shared_mem_size nv_profile_min_shapes nv_profile_max_shapes "
             "nv_profile_opt_shapes nv_multi_profile_enable nv_cuda_graph_enable enable_cuda_graph "
-            "nv_detailed_build_log"
+            "nv_multi_rotary_cache_concat_offset multi_rotary_cache_concat_offset nv_detailed_build_log"
         ),
         aliases=("trt-rtx",),
         plans_shapes=True,
