@@ -23,9 +23,10 @@ _VALUES = {
 
 _FIELDS = re.compile(
     r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
-    r"|graph_optimization_level"
+    r"|graph_optimization_level|disable_(cpu_ep_fallback|quant_qdq)|enable_quant_qdq_cleanup|use_env_allocators"
 )
-"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's; all others become entries."""
+"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's, or did in earlier releases;
+all others become entries."""
 
 _ENTRIES = re.compile(
     r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"
@@ -33,9 +34,11 @@ _ENTRIES = re.compile(
     r"|session\.(set_denormal_as_zero|use_env_allocators|use_device_allocator_for_initializers|dynamic_block_base"
     r"|use_deterministic_compute|graph_optimizations_loop_level|strict_shape_type_inference|force_spinning_stop"
     r"|gqa_value_layout)"
-    r"|(optimization|memory|mlas)\.[\w.]+|ep\.share_ep_contexts)"
+    r"|(optimization|memory|mlas)\.[\w.]+|ep\.share_ep_contexts"
+    r"|ep\.cuda\.(fpa_intb_(gemm|profile_m)|gqa_workspace_max_total_sequence_length))"
 )
-"""Session configuration entries without a file, an address or a provider's option in them."""
+"""Session configuration entries without a file or an address in them; of CUDA's those that choose among its kernels,
+which the builder writes."""
 
 _RUN_ENTRIES = re.compile(
     r"memory\.enable_memory_arena_shrinkage|disable_synchronize_execution_providers|gpu_graph_id|nv_profile_index"

@@ -115,7 +115,7 @@ TABLE = (
         plain=_names(
             "device_id nv_max_workspace_size nv_max_shared_mem_size nv_profile_min_shapes nv_profile_max_shapes "
             "nv_profile_opt_shapes nv_multi_profile_enable nv_cuda_graph_enable enable_cuda_graph "
-            "nv_detailed_build_log"
+            "nv_multi_rotary_cache_concat_offset multi_rotary_cache_concat_offset nv_detailed_build_log"
         ),
         aliases=("trt-rtx",),
         plans_shapes=True,
@@ -159,7 +159,7 @@ TABLE = (
             "htp_performance_mode htp_graph_finalization_optimization_mode qnn_context_priority "
             "enable_htp_fp16_precision enable_htp_weight_sharing offload_graph_io_quantization "
             "enable_htp_spill_fill_buffer enable_htp_shared_memory_allocator enable_dx12_shared_memory_allocator "
-            "extended_udma"
+            "extended_udma genie_model genie_log_level"
         ),
         plans_shapes=True,
         keeping=Keeping(),

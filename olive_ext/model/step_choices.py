@@ -112,7 +112,7 @@ def table_offset(options: Any) -> int | None:
     (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such."""
     inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
     named = options.items() if isinstance(options, Mapping) else ()
-    own = [str(value) for name, value in named if name.lower().replace("_", "") == _TABLE_OFFSET]
+    own = [str(value) for name, value in named if name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET]
     found = [int(value) for value in own if value.isdecimal()] + [table_offset(value) for value in inner]
     return next((offset for offset in found if offset is not None), None)
 

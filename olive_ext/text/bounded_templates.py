@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
@@ -23,7 +24,10 @@ LARGEST_NUMBER = 2**16
 """Bits of a number that a template computes."""
 
 MOST_LOOPED = 10**7
-"""Numbers that all `range` of one rendering give: some seconds."""
+"""Turns of all loops of one rendering: some seconds."""
+
+_TURNS = " turns"
+"""Of the filter before each loop; no template can name it."""
 
 
 def refuse_long(text: str, what: str) -> str:
@@ -41,8 +45,8 @@ class BoundedEnvironment(SandboxedEnvironment):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._looped = 0
-        self._range: Any = self.globals["range"]
-        self.globals["range"] = self._counted_range
+        self._is_rendering = False
+        self.filters[_TURNS] = self._counted
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         for one, other in ((left, right), (right, left)):
@@ -55,22 +59,46 @@ class BoundedEnvironment(SandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Joins what a template gives, part by part."""
-        self._looped = 0
-        kept, length = [], 0
-        for part in parts:
-            kept.append(part)
-            length += len(part)
-            if max(length, len(kept)) > LONGEST_TEXT:
-                raise SecurityError(f"a text of more than {LONGEST_TEXT:,} characters (LONGEST_TEXT)")
-        return "".join(kept)
+        """Joins what a template gives, part by part. Macros and blocks within it are joined by the same function."""
+        is_whole, self._is_rendering = not self._is_rendering, True
+        try:
+            if is_whole:
+                self._looped = 0
+            return _joined(parts)
+        finally:
+            if is_whole:
+                self._is_rendering = False
 
-    def _counted_range(self, *args: int) -> range:
-        numbers: range = self._range(*args)
-        self._looped += len(numbers) + 1
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """The template with what each of its loops goes over counted."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            counted = nodes.Filter(loop.iter, _TURNS, [], [], None, None, lineno=loop.lineno)
+            loop.iter = counted.set_environment(self)
+        return template
+
+    @pass_context  # without a context jinja would count literals once, as it compiles
+    def _counted(self, _: Any, items: Any) -> Any:
+        if not hasattr(items, "__len__"):
+            return map(self._turn, items) if isinstance(items, Iterator) else items
+        self._turn(None, len(items))
+        return items
+
+    def _turn(self, item: Any, turns: int = 1) -> Any:
+        self._looped += turns
         if self._looped > MOST_LOOPED:
-            raise SecurityError(f"loops over more than {MOST_LOOPED:,} numbers (MOST_LOOPED)")
-        return numbers
+            raise SecurityError(f"loops of more than {MOST_LOOPED:,} turns (MOST_LOOPED)")
+        return item
+
+
+def _joined(parts: Iterable[str]) -> str:
+    kept, length = [], 0
+    for part in parts:
+        kept.append(part)
+        length += len(part)
+        if max(length, len(kept)) > LONGEST_TEXT:
+            raise SecurityError(f"a text of more than {LONGEST_TEXT:,} characters (LONGEST_TEXT)")
+    return "".join(kept)
 
 
 class _BoundedChat(BoundedEnvironment, ImmutableSandboxedEnvironment):

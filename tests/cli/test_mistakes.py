@@ -538,7 +538,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "template that loops": (
         lambda p: p.task(CHOICE.replace("{{question}}", LOOPS)),
-        r"task 'mine', document 0: .*loops over more than 10,000,000 numbers \(MOST_LOOPED\)",
+        r"task 'mine', document 0: .*loops of more than 10,000,000 turns \(MOST_LOOPED\)",
     ),
     "group without tasks": (
         lambda p: p.task("group: mine\ntask: []\n"),

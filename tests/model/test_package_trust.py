@@ -19,9 +19,10 @@ from tests.model.tiny import put_genai
 PLAIN = [
     {"cuda": {"enable_cuda_graph": "0", "enable_skip_layer_norm_strict_mode": "1"}},
     {"webgpu": {"enableGraphCapture": "1", "validationMode": "disabled", "multiRotaryCacheConcatOffset": "4096"}},
-    {"NvTensorRtRtx": {"enable_cuda_graph": "1"}},
+    {"NvTensorRtRtx": {"enable_cuda_graph": "1", "multi_rotary_cache_concat_offset": "4096"}},
     {"qnn": {"backend_path": "QnnHtp.dll", "soc_model": "60", "htp_performance_mode": "burst"}},
     {"QNNExecutionProvider": {"backend_path": "libQnnHtp.so", "backend_type": "htp"}},
+    {"qnn": {"genie_model": "True", "enable_htp_shared_memory_allocator": "1", "genie_log_level": "error"}},
     {
         "OpenVINO": {
             "device_type": "GPU",
@@ -118,7 +119,12 @@ def test_an_option_anywhere_in_the_file_is_refused(where: str) -> None:
             "session_options",
             {"session.intra_op.allow_spinning": "0", "session.use_device_allocator_for_initializers": "1"},
         ),
+        (
+            "session_options",
+            {"ep.cuda.fpa_intb_gemm": "1", "optimization.disable_specified_optimizers": "MatMulNBitsFusion"},
+        ),
         ("session_options", {"session.disable_prepacking": "1", "mlas.qnbit.force_fp32": "1"}),
+        ("session_options", {"disable_cpu_ep_fallback": True, "use_env_allocators": True, "disable_quant_qdq": False}),
         ("run_options", {"memory.enable_memory_arena_shrinkage": "cpu:0", "qnn.htp_perf_mode": "burst"}),
     ],
 )
@@ -141,6 +147,7 @@ def test_plain_entries_need_no_trust(key: str, entries: dict[str, Any]) -> None:
         ("session_options", "ep.context_file_path"),
         ("session_options", "ep.openvinoexecutionprovider.load_config"),
         ("session_options", "ep.tomorrow"),
+        ("session_options", "ep.cuda.gpu_external_alloc"),
         ("run_options", "enable_profiling"),
         ("run_options", "qnn.lora_config"),
     ],

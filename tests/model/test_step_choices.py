@@ -262,6 +262,7 @@ def test_one_number_of_all_tokens_is_named(axes: list[int] | None) -> None:
     [
         ({"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": "4096"}}]}, 4096),
         ([None, {"multi_rotary_cache_concat_offset": 60}], 60),
+        ({"nv_multi_rotary_cache_concat_offset": "60"}, 60),
         ({"provider_options": [{"webgpu": {"validationMode": "disabled"}}]}, None),
         (None, None),
         ({"multiRotaryCacheConcatOffset": "many"}, None),
