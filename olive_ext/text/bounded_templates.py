@@ -137,7 +137,7 @@ class BoundedEnvironment(SandboxedEnvironment):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._looped = 0
+        self._looped = self._depth = 0
         self._range: Any = self.globals["range"]
         self.globals["range"] = self._counted_range
 
@@ -172,14 +172,19 @@ class BoundedEnvironment(SandboxedEnvironment):
         return _refuse_size(super().call_binop(context, operator, left, right))
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Joins what a template gives, part by part."""
-        self._looped = 0
+        """Joins what a template, or a block or a macro within one, gives, part by part."""
+        if not self._depth:
+            self._looped = 0
         kept, length = [], 0
-        for part in parts:
-            kept.append(part)
-            length += len(part)
-            if max(length, len(kept)) > LONGEST_TEXT:
-                raise SecurityError(f"a text of more than {LONGEST_TEXT:,} characters (LONGEST_TEXT)")
+        self._depth += 1
+        try:
+            for part in parts:
+                kept.append(part)
+                length += len(part)
+                if max(length, len(kept)) > LONGEST_TEXT:
+                    raise SecurityError(f"a text of more than {LONGEST_TEXT:,} characters (LONGEST_TEXT)")
+        finally:
+            self._depth -= 1
         return "".join(kept)
 
     def _counted_range(self, *args: int) -> range:

@@ -65,6 +65,16 @@ def test_what_tasks_write_is_rendered_as_ever(template: str) -> None:
     assert BoundedEnvironment().from_string(template).render() == jinja2.Environment().from_string(template).render()
 
 
+@pytest.mark.parametrize("block", ["{% set x %}{% endset %}", "{% macro m() %}{% endmacro %}{{ m() }}"])
+def test_turns_are_counted_across_blocks_and_anew_for_each_rendering(block: str) -> None:
+    loops = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}" + block + "{% endfor %}"
+    template = BoundedEnvironment().from_string(loops)
+    with pytest.raises(SecurityError, match="MOST_LOOPED"):
+        template.render(n=4000)
+    for _ in range(2):
+        assert template.render(n=2500) == ""
+
+
 def test_a_filter_that_was_set_later_has_the_limit_too() -> None:
     environment = BoundedEnvironment()
     environment.filters["tojson"] = lambda value, indent: " " * indent
