@@ -4,6 +4,7 @@ and the library's own reader ends the process where brackets nest deeply. Knows 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ MOST_NODES = 200_000
 DEEPEST = 64
 """Collections inside of each other; lm-eval's files have 7."""
 
+MOST_PARTS = 64
+"""Parts of a number of base 60, 1:30:00 for instance, which YAML has: they take quadratic time, and end floats."""
+
+_PARTS = re.compile(r"[-+]?[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?")
+
+_TAGGED = {
+    "int": re.compile(r"[-+]?[^-+_].*"),
+    "float": re.compile(r"[-+]?[^-+_].*"),
+    "bool": re.compile(r"(?i:yes|no|true|false|on|off)"),
+    "timestamp": yaml.SafeLoader.timestamp_regexp,
+}
+"""Texts that a tag may be written before: of others the library's readers make exceptions of any kind."""
+
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -29,7 +43,8 @@ def yaml_bytes(path: Path) -> bytes:
     """The content of a file whose reading ends.
 
     Raises:
-        UnboundedError: a limit of this module is broken; the message names the line, the limit and its value.
+        UnboundedError: a limit of this module is broken, or a value is none of the type that its tag names, of which
+            the library's readers make any exception; the message names the line, and the limit with its value.
         OSError: there is no such file, or it cannot be read.
         yaml.YAMLError: it is no YAML.
     """
@@ -62,12 +77,22 @@ def _refuse_unbounded(content: bytes) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             sizes[event.anchor] = 1
+            _refuse_tagged(event)
+            if event.value.count(":") >= MOST_PARTS and _PARTS.fullmatch(event.value):
+                raise UnboundedError(f"{_line(event)}: a number of more than {MOST_PARTS} parts (MOST_PARTS)")
         if count > MOST_NODES:
             raise UnboundedError(
                 f"{_line(event)}: with aliases written out more than {MOST_NODES:,} values (MOST_NODES)"
             )
         if len(begun) > DEEPEST:
             raise UnboundedError(f"{_line(event)}: more than {DEEPEST} collections inside of each other (DEEPEST)")
+
+
+def _refuse_tagged(event: yaml.ScalarEvent) -> None:
+    """Raises `UnboundedError` for a text that is none of what its tag says."""
+    kind = (event.tag or "").removeprefix("tag:yaml.org,2002:")
+    if kind in _TAGGED and not _TAGGED[kind].fullmatch(event.value):
+        raise UnboundedError(f"{_line(event)}: '{event.value[:40]}' is no !!{kind}")
 
 
 def _line(event: Any) -> str:

@@ -29,17 +29,22 @@ def refuse_generations(
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     """Raises `ConfigError` for a chat template that is asked for and not there or broken, and for an encoder-decoder
-    none of whose configurations says what its decoder begins with."""
-    source = model.source if model.runtime[0] == "onnxruntime" else None
-    if source is None and not config.apply_chat_template:
+    none of whose configurations says what its decoder begins with; beside a reference, which is opened or even run
+    before the model, for all that opening the model's tokenizer refuses."""
+    is_ours = model.runtime[0] == "onnxruntime"
+    source = model.source if is_ours else None
+    if source is None and not config.apply_chat_template and config.reference is None:
         return
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval_run import chosen_template
     from olive_ext.session.opening import open_tokenizer
     from olive_ext.text.bounded_templates import refuse_template
     from olive_ext.text.encoder_decoder import read_encoding
+    from olive_ext.text.generation_bounds import read_stop_ids
 
     tokenizer = open_tokenizer(model)
+    if is_ours:
+        read_stop_ids(tokenizer, model.files)
     encoding = None if source is None else read_encoding(tokenizer, model, source)
     if encoding is not None:
         encoding.begin()

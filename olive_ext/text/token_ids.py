@@ -27,6 +27,10 @@ _FILES = (".json", ".jinja", ".model", ".txt")
 _LARGE = re.compile(rb'[:,\[][ \t\r\n]*[0-9]{7,}|"(-[0-9]+|[0-9]{7,})"[ \t\r\n]*:[ \t\r\n]*\{')
 """What a number beyond the bound may be."""
 
+_WHOLE = re.compile(r"-?[0-9]+")
+_MOST_DIGITS = 20
+"""More than the largest id has; Python reads no numbers of thousands."""
+
 
 def refuse_large_ids(folder: Path) -> None:
     """Raises `ModelError` for a file of a tokenizer in `folder` that is no regular file or too large, or that gives a
@@ -70,10 +74,8 @@ def _ids(content: Any) -> Iterator[tuple[str, Any]]:
     for text, token in _mapping(_mapping(content.get("post_processor")).get("special_tokens")).items():
         yield from ((f"the special token {text!r}", number) for number in _list(_mapping(token).get("ids")))
     for number, token in _mapping(content.get("added_tokens_decoder")).items():
-        yield (
-            f"the added token {_mapping(token).get('content')!r}",
-            int(number) if number.lstrip("-").isdigit() else None,
-        )
+        found = _WHOLE.fullmatch(number)
+        yield f"the added token {_mapping(token).get('content')!r}", int(found[0][:_MOST_DIGITS]) if found else number
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -56,7 +56,6 @@ def _where(condition: Nodes) -> Nodes:
         ([*WIDTH, _node("Greater", "width last", "is_long")], 60, (60, True)),
         ([*WIDTH, _node("Less", "width last", "is_long")], 61, (60, False)),
         ([*WIDTH, _node("LessOrEqual", "last width", "is_long")], 60, (59, True)),
-        ([_node("Size", "input_ids", "fed"), _node("Greater", "fed last", "is_long")], 20, (20, True)),
     ],
 )
 def test_a_choice_by_length_is_found_with_its_last_length(
@@ -190,9 +189,10 @@ def test_an_index_into_two_tables_is_a_choice_by_length() -> None:
     [
         ([*LARGEST, _node("Cast", "largest", "scale", to=TensorProto.FLOAT)], {}),
         ([_node("Shape", "input_ids", "rows", start=0, end=1), _node("Cast", "rows", "scale", to=1)], {}),
+        (_where([_node("Size", "input_ids", "fed"), _node("Greater", "fed last", "is_long")]), {"last": 20}),
         (_where([*WIDTH, _node("Mod", "width last", "rest"), _node("Greater", "rest half", "is_long")]), {"last": 60}),
     ],
-    ids=["each length has its own", "rows", "more than once"],
+    ids=["each length has its own", "rows", "tokens that are fed", "more than once"],
 )
 def test_what_else_a_step_decides_is_named(nodes: Nodes, constants: dict[str, Any]) -> None:
     more = {"long": LONG, "short": SHORT, "half": 30} if nodes[-1].op_type == "Where" else {}
