@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import olive_ext
 from olive_ext.engine.requests import (
+    NUMBERS,
     Beams,
     FinishReason,
     Generation,
@@ -27,7 +28,6 @@ from olive_ext.engine.requests import (
     Suppressed,
 )
 from olive_ext.errors import RecordsError
-from olive_ext.session import answer_journal
 from olive_ext.session.answer_journal import answer_key, read_result, written
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
@@ -258,7 +258,7 @@ def test_answers_that_were_computed_otherwise_are_not_used(
 ) -> None:
     """By a version whose numbers have been mended since, or on a processor that rounds other groups of rows."""
     with open_tiny() as session:
-        monkeypatch.setattr(answer_journal, "NUMBERS", other.get("numbers", answer_journal.NUMBERS))
+        monkeypatch.setattr("olive_ext.session.answer_journal.NUMBERS", other.get("numbers", NUMBERS))
         execution = {**session.describe_execution(), **other}
         monkeypatch.setattr(session, "describe_execution", lambda: execution)
         session.keep_answers(kept[0].parent / "answers")

@@ -15,9 +15,10 @@ import pytest
 
 import olive_ext
 from olive_ext.config import ModelSettings
+from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
-from olive_ext.session import Session, opening
+from olive_ext.session import Session
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
 
 pytestmark = pytest.mark.slow
@@ -216,8 +217,8 @@ def test_records_of_numbers_that_were_mended_since_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = []
-    for numbers in (opening.NUMBERS - 1, opening.NUMBERS):
-        monkeypatch.setattr(opening, "NUMBERS", numbers)
+    for numbers in (NUMBERS - 1, NUMBERS):
+        monkeypatch.setattr("olive_ext.session.opening.NUMBERS", numbers)
         with olive_ext.open(genai_export("llama"), record_to=tmp_path) as session:
             session.loglikelihood(pairs())
             fed.append(session.counters.tokens_fed)
