@@ -170,6 +170,10 @@ class Hypothesis:
     stop_id: int | None = None
 
 
+NUMBERS = 2
+"""Raised by every change that mends a model's numbers: what was kept on disk before is not used any more."""
+
+
 @dataclass(frozen=True)
 class Result:
     """`logprobs[T]` in nats, `is_greedy[T]` (the target was the argmax), `tokens[G]` without the stop id."""

@@ -45,8 +45,20 @@ def band_of(found: Divergence) -> Band:
 
 def certain_band(found: Divergence) -> Band:
     """The nearest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
-    kl, agreement = found.kl.stderr, found.top1_agreement_stderr
-    if kl is None or agreement is None:
-        return BANDS[0]
-    nearest = replace(found.kl, mean=found.kl.mean - _Z95 * kl)
-    return band_of(replace(found, kl=nearest, top1_agreement=found.top1_agreement + _Z95 * agreement))
+    return BANDS[0] if None in _errors(found) else band_of(_moved(found, -_Z95))
+
+
+def possible_band(found: Divergence) -> Band:
+    """The farthest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
+    return BANDS[-1] if None in _errors(found) else band_of(_moved(found, _Z95))
+
+
+def _errors(found: Divergence) -> tuple[float | None, float | None]:
+    return found.kl.stderr, found.top1_agreement_stderr
+
+
+def _moved(found: Divergence, errors: float) -> Divergence:
+    """`found`, farther from the reference by so many standard errors."""
+    kl, agreement = (error or 0.0 for error in _errors(found))
+    farther = replace(found.kl, mean=found.kl.mean + errors * kl)
+    return replace(found, kl=farther, top1_agreement=found.top1_agreement - errors * agreement)

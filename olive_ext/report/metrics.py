@@ -26,7 +26,8 @@ NON_FINITE = "non_finite"
 """The task whose metric "requests" counts the requests with an output that is NaN or infinite, where there are any."""
 
 OPEN_CLAIM = "open_claim"
-"""The task whose only metric, "open_claim_<metric>", says that a claim on that metric could not be decided."""
+"""The task whose only metric, "open_claim_<metric>", says that a claim on that metric could not be decided, and is the
+number of tasks that it is about."""
 
 _OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
 """Those that are not weighted where documents were drawn."""
@@ -88,8 +89,10 @@ def non_finite_requests(metrics: Iterable[Metric]) -> int:
 
 
 def is_open(metric: Metric, metrics: Iterable[Metric]) -> bool:
-    """Whether a claim on `metric` over all tasks could not be decided, so that its value meets no bound and no goal."""
-    return metric.task == ALL and any(item.metric == f"{OPEN_CLAIM}_{metric.metric}" for item in metrics)
+    """Whether a claim on `metric` over all tasks, or the only one, could not be decided, so that its value meets no
+    bound and no goal."""
+    claims = [item for item in metrics if item.metric == f"{OPEN_CLAIM}_{metric.metric}"]
+    return any(metric.task == ALL or item.value == 1 for item in claims)
 
 
 def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
@@ -137,7 +140,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
     claim = comparison.certainty
     if claim is not None and claim.verdict == "open":
-        wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", 1.0, higher_is_better=False))
+        about = firsts if claim.metric == "accuracy_difference" else divergences
+        number = sum(item.task != ALL for item in about)
+        wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", float(number), higher_is_better=False))
     return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 

@@ -13,14 +13,14 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.bands import band_of, certain_band
+from olive_ext.report.bands import band_of, certain_band, possible_band
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import joined
 
 Kind = Literal[
-    "cannot_tell", "loss", "claim_broken", "distant", "too_few", "claim_open", "small_loss", "gain", "no_loss_found",
-    "no_difference", "nothing_compared",
+    "cannot_tell", "loss", "claim_broken", "distant", "too_few", "claim_open", "small_loss", "no_loss_found",
+    "no_difference", "gain", "nothing_compared",
 ]  # fmt: skip
 """From the worst on; the last has nothing to go by."""
 
@@ -98,12 +98,15 @@ def _against(comparison: Comparison, changes: list[Change], overall: Divergence 
 
 
 def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
-    """Distributions that are far apart: of all positions as they are measured, of a single task's certainly farther."""
+    """Distributions that are far apart: of all positions as they are measured, or may be where documents were drawn; of
+    a single task's certainly farther."""
     if overall is None:
         return
     whole = band_of(overall)
     if whole.weight is not None:
         yield whole.weight, f"the distributions are far apart, {whole.words}"
+    elif overall.num_population not in (None, overall.num_documents) and (far := possible_band(overall)).weight:
+        yield "too_few", f"too few documents to tell: the distributions may be far apart, {far.words}"
     for item in comparison.divergences:
         band = certain_band(item)
         if band.weight is not None and band.most_kl > whole.most_kl:

@@ -16,6 +16,7 @@ from pydantic import Field
 from olive_ext.config.base import Strict
 from olive_ext.engine.media import media_key
 from olive_ext.engine.requests import (
+    NUMBERS,
     FinishReason,
     Generation,
     Hypothesis,
@@ -49,6 +50,8 @@ _DECIDING = (
     "max_length",
     "num_slots",
     "chunk_size",
+    "batching",
+    "row_group",
     "deterministic",
     "scoring_head",
     "kv_cache",
@@ -138,6 +141,7 @@ def deciding_facts(session: Session) -> dict[str, Any]:
     if session.model is not None:
         facts["scoring"] = session.model.settings.engine.scoring  # the form itself follows from it and the requests
     facts |= {"model": digest or execution.get("model"), "tokenizer": tokenizer_traits(session.tokenizer)}
+    facts |= {"numbers": NUMBERS}
     if session.reference is not None:
         facts["reference"] = deciding_facts(session.reference)
     elif "reference" in execution:

@@ -19,6 +19,7 @@ from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import Divergence, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.requests import NUMBERS
 from olive_ext.engine.runners.runner import OpenedRunner, Traits
 from olive_ext.errors import ConfigError
 from olive_ext.media import MediaProcessor
@@ -283,7 +284,7 @@ def _open_recorded(model: ResolvedModel, records: Records) -> Session:
 def facts_of(parts: Parts) -> dict[str, Any]:
     """The facts that decide a model's numbers, JSON-ready: the key by which records are found."""
     execution = parts.opened.runner.describe()
-    deciding = {name: execution[name] for name in _DECIDING if name in execution}
+    deciding = {"numbers": NUMBERS, **{name: execution[name] for name in _DECIDING if name in execution}}
     digest = parts.model.digest or "{model}@{revision}".format_map(execution)
     is_deterministic = parts.model.settings.deterministic is True
     if lengths := parts.opened.runner.traits.lengths:

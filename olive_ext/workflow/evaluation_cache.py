@@ -17,6 +17,7 @@ from typing import Any
 
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
+from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.content import model_files
@@ -42,7 +43,7 @@ def environment(settings: EvaluationSettings) -> str:
     paths = sorted({*_task_files(settings), *adapters})
     files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
     reference = [] if settings.reference is None else [_reference(settled(settings.reference))]
-    return digest({"versions": versions(), "files": files, "reference": reference})
+    return digest({"versions": versions(), "numbers": NUMBERS, "files": files, "reference": reference})
 
 
 def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:

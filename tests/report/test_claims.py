@@ -151,8 +151,28 @@ def test_loss_is_one_whatever_is_claimed(found: Comparison) -> None:
     assert verdict(replace(found, certainty=claim)).line.startswith(claim.sentence())
 
 
-def run(reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int) -> tuple[Comparison, Comparison]:
-    """The comparison of all documents, and that of drawn ones with the claim of a loss of at most `bound`."""
+@pytest.mark.parametrize("kl", [0.095, 0.12])
+def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: float) -> None:
+    """A tenth of the documents has all of the distance, and no answer is another one."""
+    random, count, green = np.random.default_rng(0), 2000, 0
+    distances = np.where(random.permutation(count) < count // 10, 10 * kl, 0.0)
+    whole = divergence(ALL, kl=kl, top1_agreement=0.97, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0)
+    reference = (random.random(count) < 0.7).astype(float)
+    for seed in range(20):
+        _, part, drawn = sampled(reference, reference, 0.004, seed)
+        assert part.certainty is not None
+        mean, stderr = distances[drawn].mean(), distances[drawn].std() / math.sqrt(len(drawn))
+        found = replace(whole, num_documents=len(drawn), kl=replace(whole.kl, mean=mean, stderr=stderr))
+        comparison = certain_comparison(replace(part, divergences=(found,)), part.certainty)
+        green += is_green(verdict(comparison).kind)
+    assert verdict(Comparison({}, (whole,))).kind == "distant"
+    assert green <= 1
+
+
+def sampled(
+    reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int
+) -> tuple[Comparison, Comparison, list[int]]:
+    """The comparison of all documents, and that of drawn ones with the claim of a loss of at most `bound`; these."""
     sampler = Sampler(difference_population(reference), Claim(-bound, "above", bound), seed)
     drawn: list[int] = []
     while sampler.asks:
@@ -176,7 +196,7 @@ def run(reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int) -
         *(decision.num_evaluated, decision.num_documents, "a", WHOLE),
     )
     outcome = whole if len(drawn) == len(reference) else part
-    return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim)
+    return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim), drawn
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])
@@ -187,7 +207,7 @@ def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> N
         reference = (random.random(count) < 0.7).astype(float)
         lost, won = random.choice([0.0, 0.005, 0.02, 0.08]), random.choice([0.0, 0.01])
         candidate = np.where(reference == 1, random.random(count) >= lost, random.random(count) < won).astype(float)
-        whole, part = run(reference, candidate, bound, seed)
+        whole, part, _ = sampled(reference, candidate, bound, seed)
         green += is_green(verdict(part).kind)
         better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
     assert better <= 0.05 * num_runs

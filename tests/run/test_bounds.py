@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
+from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.bounds import broken_bounds
 from tests.report.synthetic import comparison
+from tests.report.test_comparison import outcome
 
 METRICS = [
     Metric("choice", "acc", "none", 0.5),
@@ -115,6 +118,21 @@ def test_claim_that_is_open_breaks_bounds_on_its_metric_alone() -> None:
     assert broken_bounds(asked, metrics) == [
         "all/accuracy_difference is not certain: what is not known of the documents would decide"
     ]
+
+
+@pytest.mark.parametrize(("tasks", "is_open"), [(("choice",), True), (("choice", "letters", "all"), False)])
+def test_open_claim_meets_no_bound_on_its_only_task(tasks: Sequence[str], is_open: bool) -> None:
+    """Whose numbers are those over all tasks."""
+    outcomes = tuple(outcome(task, "acc", difference=-0.004) for task in tasks)
+    claimed = (tasks[-1], "acc", "none")
+    claim = Certainty(
+        "accuracy_difference", "above", -0.01, 0.95, "open", -0.004, -0.02, 0.01, 6, 6, "a", claimed, num_unknown=2
+    )
+    metrics = comparison_metrics(Comparison({}, (), outcomes, certainty=claim))
+    for asked in {"task": "choice"}, {"metric": "choice/accuracy_difference"}:
+        found = broken_bounds([bound(**{"metric": "accuracy_difference", "min": -0.01, **asked})], metrics)
+        assert bool(found) == is_open
+    assert broken_bounds([bound(metric="accuracy_difference", min=-0.01)], metrics)
 
 
 def test_bounds_on_all_metrics_of_a_whole_comparison_are_judged_by_their_values() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import olive_ext
 from olive_ext.engine.requests import (
+    NUMBERS,
     Beams,
     FinishReason,
     Generation,
@@ -249,6 +250,21 @@ def test_bits_of_a_real_model_do_not_depend_on_where_it_was_interrupted(
         assert session.journal.num_known > 0
         assert session.journal.num_known + session.journal.num_written == len(asked[0]) + len(asked[1])
         assert (tmp_path / path.name).stat().st_size == len(content)
+
+
+@pytest.mark.parametrize("other", [{"numbers": 1}, {"row_group": 16}, {"batching": "single"}])
+def test_answers_that_were_computed_otherwise_are_not_used(
+    other: dict[str, Any], kept: tuple[Path, Outputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a version whose numbers have been mended since, or on a processor that rounds other groups of rows."""
+    with open_tiny() as session:
+        monkeypatch.setattr("olive_ext.session.answer_journal.NUMBERS", other.get("numbers", NUMBERS))
+        execution = {**session.describe_execution(), **other}
+        monkeypatch.setattr(session, "describe_execution", lambda: execution)
+        session.keep_answers(kept[0].parent / "answers")
+        assert session.journal is not None
+        assert session.journal.path != kept[0]
+        assert session.journal.num_known == 0
 
 
 def test_what_is_compared_with_a_reference_is_kept(asked: Any, tmp_path: Path) -> None:

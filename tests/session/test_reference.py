@@ -15,6 +15,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import ModelSettings
+from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
 from olive_ext.session import Session
@@ -210,6 +211,18 @@ def test_short_records_are_unbiased_and_later_runs_reuse_them(tmp_path: Path) ->
         records = Records.read(session.records.folder)
     with olive_ext.open(candidate_path(), reference=records) as session, pytest.raises(RecordsError, match="1 of 1"):
         session.loglikelihood([([5, 6, 7], [8])])
+
+
+def test_records_of_numbers_that_were_mended_since_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = []
+    for numbers in (NUMBERS - 1, NUMBERS):
+        monkeypatch.setattr("olive_ext.session.opening.NUMBERS", numbers)
+        with olive_ext.open(genai_export("llama"), record_to=tmp_path) as session:
+            session.loglikelihood(pairs())
+            fed.append(session.counters.tokens_fed)
+    assert fed[0] == fed[1] > 0
 
 
 def test_other_tokenizers_are_refused_by_name_before_anything_runs(tmp_path: Path) -> None:
