@@ -80,7 +80,7 @@ def files_of(home: Path, program: str, server: socket.socket, **chosen: str) -> 
     ("program", "variable", "file"),
     [
         pytest.param(ORT, "ORT_DISABLE_TELEMETRY", "onnxruntime.db", id="onnxruntime"),
-        pytest.param(OLIVE, "OLIVE_DISABLE_TELEMETRY", "deviceid", id="olive", marks=pytest.mark.slow),
+        pytest.param(OLIVE, "OLIVE_DISABLE_TELEMETRY", "deviceid", id="olive", marks=pytest.mark.long),
     ],
 )
 def test_library_writes_nothing_unless_the_user_wants_it(
