@@ -21,7 +21,7 @@ import os
 import random
 import shutil
 import signal
-import socket
+import stat
 import sys
 import tempfile
 import time
@@ -230,10 +230,7 @@ def poison(path: Path, how: str) -> None:
     if how == "pipe":
         os.mkfifo(path)
     elif how == "socket":
-        begun = Path.cwd()
-        os.chdir(path.parent)  # a socket's address is short
-        socket.socket(socket.AF_UNIX).bind(path.name)
-        os.chdir(begun)
+        os.mknod(path, stat.S_IFSOCK | 0o600)
     elif how == "folder":
         (path.parent / "below").symlink_to(elsewhere, target_is_directory=True)
         path.symlink_to(Path("below", path.name))

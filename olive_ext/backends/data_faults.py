@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from olive_ext.backends.task_files import data_files
 from olive_ext.errors import first_line
+from olive_ext.model.package_config import keys_once
 
 _SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -65,7 +66,7 @@ def _json(file: Path) -> Iterator[str]:
 def _json_fault(text: str, types: dict[str, type]) -> str | None:
     """What is wrong with one document, or a list of them; `types` are those of the columns so far."""
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        found = json.loads(text, object_pairs_hook=keys_once)
     except json.JSONDecodeError as error:
         place = f", line {error.lineno}: " if text.startswith("[") else ""
         return f"{place}{error.msg}"
@@ -81,14 +82,6 @@ def _json_fault(text: str, types: dict[str, type]) -> str | None:
             if value is not None and known is not type(value) and not {known, type(value)} <= {int, float}:
                 return f"'{name}' is of type {type(value).__name__}, and of type {known.__name__} before"
     return None if text.encode("utf-8", "ignore").decode() == text and _is_text(found) else "a lone surrogate"
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' is there twice")
-    return found
 
 
 def _is_text(value: Any) -> bool:

@@ -151,7 +151,7 @@ def read_json(path: Path, form: type[_Section] | None = None, *, largest: int = 
         if size > largest:
             raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}")
         value = json.loads(
-            path.read_text(encoding="utf-8-sig"), object_pairs_hook=_with_keys_once if form is GenaiConfig else None
+            path.read_text(encoding="utf-8-sig"), object_pairs_hook=keys_once if form is GenaiConfig else None
         )
     except RecursionError as error:
         raise ModelError(f"'{path}' is not readable JSON: it is nested too deeply") from error
@@ -168,8 +168,9 @@ def read_json(path: Path, form: type[_Section] | None = None, *, largest: int = 
     return written
 
 
-def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Of a key that is there twice Python takes the last value, and onnxruntime-genai obeys both."""
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. Raises `ValueError` for a key that is there twice: Python takes the last
+    value, others the first, and onnxruntime-genai obeys both."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]

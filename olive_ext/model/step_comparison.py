@@ -36,6 +36,10 @@ MOST_CHOICES = 16
 """Truths that change once with the length; more are no choice that a model was made with."""
 
 
+Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]
+"""Values of one step, and those of another that are to be their beginnings."""
+
+
 class LengthChoice(NamedTuple):
     """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
     as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
@@ -94,19 +98,14 @@ class StepComparison:
         """The first value that another token changes, behind it or in another row: one that the nodes compare with."""
         if not self._part.reads_tokens(self._frontier):
             return None
-        run = self._part.cut(self._frontier)
-        row = (CHUNK, PART)
-        for token in [number for number in self._part.constants() if 0 < number < 2**31][:MOST_TOKENS]:
-            try:
-                pairs = [(run([row, (*row, token)], False), run([row], False))]
-                pairs.append((run([(CHUNK, CHUNK, token)], False), run([row], False)))
-            except Exception as error:  # noqa: BLE001 (as in `_by_position`)
-                logger.debug("steps with token %d cannot be run: %s", token, error)
-                continue
-            wrong = [name for name in self._frontier for whole, part in pairs if _differs(whole[name], part[name])]
-            if wrong:
-                return wrong[0]
-        return None
+        run, row = self._part.cut(self._frontier), (CHUNK, PART)
+
+        def pairs(token: int) -> Pairs:
+            yield run([row, (*row, token)], False), run([row], False)
+            yield run([(CHUNK, CHUNK, token)], False), run([row], False)
+
+        tokens = [number for number in self._part.constants() if 0 < number < 2**31][:MOST_TOKENS]
+        return next((name for token in tokens if (name := self._first_wrong(pairs(token)))), None)
 
     def _by_position(self, names: list[str]) -> list[str]:
         """The floats and truths of `names`, and whole numbers of tokens, that are not made for each position of the
@@ -130,20 +129,21 @@ class StepComparison:
         """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
         and in its beginning and its end, and alone and beside another row, a longer one where rows may be: where the
         values `given` are false, and where true."""
-        run = self._part.cut(self._frontier, given)
-        for is_beyond in (False, True) if given else (False,):
-            for length in self._lengths:
-                try:
-                    pairs = list(self._pairs(run, length, is_beyond))
-                except Exception as error:  # noqa: BLE001 (as in `_by_position`)
-                    logger.debug("steps of texts of %d tokens cannot be run: %s", length, error)
-                    continue
-                wrong = [name for name in self._frontier for whole, part in pairs if _differs(whole[name], part[name])]
-                if wrong:
-                    return wrong[0]
-        return None
+        run, sides = self._part.cut(self._frontier, given), (False, True) if given else (False,)
+        steps = (self._pairs(run, length, is_beyond) for is_beyond in sides for length in self._lengths)
+        return next((name for pairs in steps if (name := self._first_wrong(pairs))), None)
 
-    def _pairs(self, run: Run, length: int, is_beyond: bool) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+    def _first_wrong(self, pairs: Pairs) -> str | None:
+        """The first value that differs in one of the pairs; None where these steps cannot be run."""
+        try:
+            found = list(pairs)
+        except Exception as error:  # noqa: BLE001 (as in `_by_position`)
+            logger.debug("steps cannot be run: %s", error)
+            return None
+        wrong = (name for name in self._frontier for whole, part in found if _differs(whole[name], part[name]))
+        return next(wrong, None)
+
+    def _pairs(self, run: Run, length: int, is_beyond: bool) -> Pairs:
         """Values of a step, and those that are to be their beginnings, in and behind texts of `length` tokens."""
         begin = max(0, length - CHUNK)
         chunk = run([(begin, CHUNK)], is_beyond)

@@ -581,7 +581,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "field that is there twice": (
         lambda p: p.data(ROW, ROW.replace('"answer"', '"question"')),
-        "task 'mine', '.*data.json', line 2: 'question' is there twice",
+        "task 'mine', '.*data.json', line 2: the key 'question' is there twice",
     ),
     "data without documents": (
         lambda p: p.data(""),
