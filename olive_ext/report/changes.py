@@ -65,7 +65,8 @@ class Change:
     @property
     def possible_loss(self) -> str:
         """The largest loss within the limits, in words."""
-        worst = f"{self.name} may have lost up to {-self.low:.2g} {self.unit}"
+        lost = f"{-self.low:.0f}" if self.low < -99.5 else f"{-self.low:.2g}"
+        worst = f"{self.name} may have lost up to {lost} {self.unit}"
         if not math.isfinite(self.low):
             return f"{self.name} is known of one text only"
         return f"{worst} ({self.needed})" if self.needed else worst
@@ -94,7 +95,8 @@ def _with_unanswered(change: Change, comparison: Comparison) -> Change:
         return change
     everything = comparison.missing + sum(comparison.documents().values())
     needed = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
-    return replace(change, low=change.low - 100 * comparison.missing / everything, needed=needed)
+    low = change.low - 100 * comparison.missing / everything
+    return replace(change, low=max(low, -100.0) if change.unit == "pt" else low, needed=needed)
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:

@@ -11,6 +11,9 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.media_types import Modality
 from olive_ext.model.types import SourceKind
 
+DEFAULT_LENGTH = 2048
+"""Context where a model names none and no reference is open yet."""
+
 if TYPE_CHECKING:
     from olive_ext.backends.task_inputs import TaskInputs
 
@@ -42,6 +45,8 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     from olive_ext.text.encoder_decoder import read_encoding
     from olive_ext.text.generation_bounds import read_stop_ids
 
+    if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet
+        model = model.patched({"max_length": DEFAULT_LENGTH})
     tokenizer = open_tokenizer(model)
     if is_ours:
         read_stop_ids(tokenizer, model.files)

@@ -103,7 +103,7 @@ def test_recipe_within_a_models_folder(tmp_path: Path, ran: Path, hf: Path, task
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out" / "metrics.json").is_file()
     assert not ran.exists()
-    assert telemetry(tmp_path) == (set() if entry == "ours" else {"deviceid", "olive.json"})  # Olive's, by its command
+    assert telemetry(tmp_path) <= (set() if entry == "ours" else {"deviceid", "olive.json"})  # Olive's, outside of CI
 
 
 def telemetry(folder: Path) -> set[str]:

@@ -62,7 +62,7 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
 
 
 class _Trial:
-    """Two texts with a common first half, and the log-probabilities of `TARGETS` at three places of their second."""
+    """Two texts with a common first half, and the log-probabilities of `TARGETS` at two places of their second."""
 
     def __init__(self, runner: Runner, vocab_size: int, length: int) -> None:
         self._runner = runner
@@ -70,7 +70,7 @@ class _Trial:
         first, second = rng.integers(0, vocab_size, (2, length)).tolist()
         self._part = length // 4
         self.texts: tuple[Text, Text] = (tuple(first), (*first[: 2 * self._part], *second[2 * self._part :]))
-        self._places = (2 * self._part, 3 * self._part, length - 1)
+        self._places = (3 * self._part - 1, length - 1)
         self._short: Text = tuple(second[:SHORT])
         self._side = runner.traits.side(length).first
         runner.reserve(length)

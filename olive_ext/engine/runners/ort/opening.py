@@ -133,9 +133,10 @@ def _runner(
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, opener.helper)
     kv = _kv_form(spec, device)(place)
-    chunk_size, notes = fitting_attention(model.chunk_size[0], device, spec, opener.helper)
-    if notes and spec.cross:
-        raise ProviderError(f"{notes[0]}, and an encoder takes its input whole: use another provider")
+    size = model.chunk_size[0] if spec.is_splittable else spec.context_length
+    chunk_size, notes = fitting_attention(size, device, spec, opener.helper)
+    if notes and (spec.cross or not spec.is_splittable):
+        raise ProviderError(f"{notes[0]}, and this model takes its input whole: use another provider")
     notes = [*spec.notes, *notes]
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
@@ -167,7 +168,8 @@ def _runner(
 
 def _refuse_parts(runner: Runner, spec: DecoderSpec, chunk_size: int, model: ResolvedModel) -> None:
     """Raises `PartsDifferError` where texts must be fed whole and alone, and closes the runner."""
-    is_limited = chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
+    is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
+    is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
     numbers = spec.choices.numbers if spec.choices is not None else ()
     if problem := check_steps(runner, spec.vocab_size, longest, numbers, affordable(model.size)):
