@@ -133,10 +133,7 @@ def _runner(
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, opener.helper)
     kv = _kv_form(spec, device)(place)
-    size = model.chunk_size[0] if spec.is_splittable else spec.context_length
-    chunk_size, notes = fitting_attention(size, device, spec, opener.helper)
-    if notes and (spec.cross or not spec.is_splittable):
-        raise ProviderError(f"{notes[0]}, and this model takes its input whole: use another provider")
+    chunk_size, notes = _trusted_steps(opener, spec, device)
     notes = [*spec.notes, *notes]
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
@@ -164,6 +161,16 @@ def _runner(
         _share_answer_steps(opened, spec, notes)
     _refuse_parts(opened, spec, chunk_size, model)
     return OpenedRunner(opened, chunk_size)
+
+
+def _trusted_steps(opener: Opener, spec: DecoderSpec, device: Device) -> tuple[int, list[str]]:
+    """The most tokens of a step that the device attends to rightly, and a note where these are few. Raises
+    `ProviderError` for a model that takes its input whole."""
+    size = opener.model.chunk_size[0] if spec.is_splittable else spec.context_length
+    chunk_size, notes = fitting_attention(size, device, spec, opener.helper)
+    if notes and (spec.cross or not spec.is_splittable):
+        raise ProviderError(f"{notes[0]}, and this model takes its input whole: use another provider")
+    return chunk_size, notes
 
 
 def _refuse_parts(runner: Runner, spec: DecoderSpec, chunk_size: int, model: ResolvedModel) -> None:
