@@ -166,11 +166,12 @@ def _runner(
 def _trusted_steps(opener: Opener, spec: DecoderSpec, device: Device) -> tuple[int, list[str]]:
     """The most tokens of a step that the device attends to rightly, and a note where these are few. Raises
     `ProviderError` for a model that takes its input whole."""
-    size = opener.model.chunk_size[0] if spec.is_splittable else spec.context_length
-    chunk_size, notes = fitting_attention(size, device, spec, opener.helper)
+    size = opener.model.chunk_size[0]
+    longest = size if spec.is_splittable else spec.context_length
+    fitting, notes = fitting_attention(longest, device, spec, opener.helper)
     if notes and (spec.cross or not spec.is_splittable):
         raise ProviderError(f"{notes[0]}, and this model takes its input whole: use another provider")
-    return chunk_size, notes
+    return min(size, fitting), notes
 
 
 def _refuse_parts(runner: Runner, spec: DecoderSpec, chunk_size: int, model: ResolvedModel) -> None:
